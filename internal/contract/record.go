@@ -1,0 +1,252 @@
+package contract
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// RecordVersion is the version of Record and Report that this build writes.
+const RecordVersion = 1
+
+// Phase of an attempt, as its record tells it.
+type Phase string
+
+// The phases of a record, in order. A gang without a record is held: its
+// members wait.
+const (
+	// PhasePlaced: the attempt's allocations exist and are listed. Members run
+	// their preflight and report; nobody starts.
+	PhasePlaced Phase = "placed"
+	// PhaseReleased: the list is frozen. Listed members start, and nobody else
+	// ever starts in this attempt.
+	PhaseReleased Phase = "released"
+	// PhaseEnded: the attempt is over. Whatever of it still runs stops.
+	PhaseEnded Phase = "ended"
+)
+
+// Record is what the planner tells the members of one attempt of a gang: with
+// Consul one key (GangID.RecordKey), else the text of a signal.
+type Record struct {
+	V       int    `json:"v"`
+	Gang    GangID `json:"gang"`
+	Attempt int    `json:"attempt"` // from 1
+	Phase   Phase  `json:"phase"`
+	// Members in the order of their index, along the topology.
+	Members []Member `json:"members"`
+	// Worlds: the rendezvous of each group of members that talk to each other.
+	Worlds   []World   `json:"worlds,omitempty"`
+	Queue    string    `json:"queue,omitempty"`
+	Deadline time.Time `json:"deadline,omitzero"` // when the time limit ends the run; zero: none
+	Reason   string    `json:"reason,omitempty"`  // why the attempt ended
+	// Ask is set when the members are to save and leave.
+	Ask *Ask `json:"ask,omitempty"`
+	// HoldUntil is when members that are still held give up by themselves,
+	// whoever forgot them. Zero: the driver's own limit.
+	HoldUntil time.Time `json:"hold_until,omitzero"`
+}
+
+// Member is one allocation's task of a gang.
+type Member struct {
+	Index int    `json:"i"`
+	Alloc string `json:"alloc"`
+	Task  string `json:"task"`
+	Group string `json:"group"`
+	// Start is the number of the task's start that is released: a later start
+	// in the same allocation is refused. 0 while the phase is placed.
+	Start int    `json:"start,omitempty"`
+	Node  string `json:"node"` // Nomad's node name
+	// Address is where peers reach the member; from its report, so empty while
+	// the phase is placed.
+	Address string `json:"addr,omitempty"`
+	Ranks   int    `json:"ranks,omitempty"` // processes on this member; from its report
+}
+
+// World is the members that share one rendezvous: a group, or the whole gang.
+type World struct {
+	Name    string `json:"name"`
+	Members []int  `json:"members"` // indexes into Record.Members; the order is the node rank
+	Host    string `json:"host,omitempty"`
+	Port    int    `json:"port,omitempty"`
+	// HostMember is the index of the member that holds the store.
+	HostMember int `json:"host_member"`
+}
+
+// Ask is the request to save and leave.
+type Ask struct {
+	Kind  string        `json:"kind"` // preempt, drain, time-limit, stop
+	By    time.Time     `json:"by"`   // the end of the grace
+	Grace time.Duration `json:"grace"`
+	Why   string        `json:"why,omitempty"`
+}
+
+// State of a member, as it reports it. Stages of the gang follow from the
+// states of all its members.
+type State string
+
+// The states a member reports, in the order in which they come.
+const (
+	StateReady    State = "ready"    // held, preflight green
+	StateRefused  State = "refused"  // held, preflight found Problems
+	StateLaunched State = "launched" // rendezvous complete, ranks run
+	StateTraining State = "training" // first progress mark seen
+	StateEnded    State = "ended"    // see Exit
+)
+
+// Report is what a member tells the planner, under GangID.ReportKey or in a
+// task event's annotation.
+type Report struct {
+	V         int       `json:"v"`
+	Gang      GangID    `json:"gang"`
+	Attempt   int       `json:"attempt"` // 0 before the member has seen a record
+	Alloc     string    `json:"alloc"`
+	Task      string    `json:"task"`
+	Start     int       `json:"start"` // number of the task's start in its allocation, from 1
+	State     State     `json:"state"`
+	Address   string    `json:"addr,omitempty"`
+	Interface string    `json:"if,omitempty"`
+	Port      int       `json:"port,omitempty"` // free on Address, for a store if this member is to host one
+	Ranks     int       `json:"ranks,omitempty"`
+	World     string    `json:"world,omitempty"` // the group, or the job where the task says world = "gang"
+	Cards     []string  `json:"cards,omitempty"`
+	Problems  []Problem `json:"problems,omitempty"`
+	Exit      *Exit     `json:"exit,omitempty"`
+	At        time.Time `json:"at"`
+	// Checkpoint is the time of the last checkpoint that the script reported,
+	// and Step the last step it marked.
+	Checkpoint time.Time `json:"checkpoint,omitzero"`
+	Step       int64     `json:"step,omitempty"`
+}
+
+// Problem is one finding of the preflight.
+type Problem struct {
+	What string `json:"what"` // cards, port, peer, clock, disk, script, python, image, config, command
+	Text string `json:"text"` // what, where, why, and what would help
+	Peer string `json:"peer,omitempty"`
+	// Site says that the node is to blame rather than the job.
+	Site bool `json:"site,omitempty"`
+}
+
+// Outcome is how a member, and from its members an attempt, ended.
+type Outcome string
+
+// The outcomes. An exit that nobody saw is OutcomeUnknown, never a success.
+const (
+	OutcomeComplete     Outcome = "complete"
+	OutcomeCheckpointed Outcome = "checkpointed" // asked, and said that it had saved
+	OutcomeYielded      Outcome = "yielded"      // exited by itself after an ask
+	OutcomeKilled       Outcome = "killed"       // stopped by signal on request
+	OutcomeFailed       Outcome = "failed"       // by its own code or signal
+	OutcomeHung         Outcome = "hung"
+	OutcomePeer         Outcome = "peer"    // stopped because another member ended
+	OutcomeRefused      Outcome = "refused" // never released
+	OutcomeLost         Outcome = "lost"    // the supervisor or the node vanished
+	OutcomeUnknown      Outcome = "unknown"
+)
+
+// Exit is how a member ended.
+type Exit struct {
+	Outcome Outcome `json:"outcome"`
+	Code    int     `json:"code"`             // of the first rank that failed; -1: unknown
+	Signal  int     `json:"signal,omitempty"` // likewise
+	Rank    int     `json:"rank"`             // global rank that Code belongs to; -1: none
+	OOM     bool    `json:"oom,omitempty"`
+	// Asked says that an ask or a stop came before the exit.
+	Asked bool      `json:"asked,omitempty"`
+	Text  string    `json:"text"` // one sentence
+	At    time.Time `json:"at"`
+}
+
+// Lists reports whether the record lists a member's start: in the phase placed
+// any start of the allocation, in the phase released the frozen one only.
+func (r *Record) Lists(alloc, task string, start int) (Member, bool) {
+	for _, m := range r.Members {
+		if m.Alloc == alloc && m.Task == task {
+			return m, r.Phase == PhasePlaced || m.Start == start
+		}
+	}
+	return Member{}, false
+}
+
+// WorldOf is the world that a member belongs to, with the member's place in it.
+func (r *Record) WorldOf(index int) (w World, nodeRank int, ok bool) {
+	for _, w := range r.Worlds {
+		for rank, m := range w.Members {
+			if m == index {
+				return w, rank, true
+			}
+		}
+	}
+	return World{}, 0, false
+}
+
+// DecodeRecord reads a record and checks it: a record that contradicts itself
+// is refused with all its faults, since acting on it could start a part of a
+// gang.
+func DecodeRecord(data []byte) (*Record, error) {
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("read gang record: %w", err)
+	}
+	if r.V != RecordVersion {
+		return nil, fmt.Errorf("read gang record: version %d is not known here (this build reads %d): upgrade this part of Muster", r.V, RecordVersion)
+	}
+	if err := r.check(); err != nil {
+		return nil, fmt.Errorf("read gang record of %s: %w", r.Gang, err)
+	}
+	return &r, nil
+}
+
+func (r *Record) check() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if r.Gang.Job == "" || r.Gang.Namespace == "" {
+		fault("no job or namespace")
+	}
+	if r.Attempt < 1 {
+		fault("attempt %d: attempts count from 1", r.Attempt)
+	}
+	switch r.Phase {
+	case PhasePlaced, PhaseReleased, PhaseEnded:
+	default:
+		fault("phase %q is not known", r.Phase)
+	}
+	seen := map[string]bool{}
+	for i, m := range r.Members {
+		if m.Index != i {
+			fault("member %d stands at place %d", m.Index, i)
+		}
+		if m.Alloc == "" || m.Task == "" {
+			fault("member %d names no allocation or task", i)
+		}
+		if seen[m.Alloc+"."+m.Task] {
+			fault("allocation %s, task %s is listed twice", m.Alloc, m.Task)
+		}
+		seen[m.Alloc+"."+m.Task] = true
+		if r.Phase == PhaseReleased && (m.Start < 1 || m.Address == "" || m.Ranks < 1) {
+			fault("member %d is released without start number, address or ranks", i)
+		}
+	}
+	if r.Phase != PhaseReleased {
+		return errors.Join(faults...)
+	}
+	inWorld := map[int]bool{}
+	for _, w := range r.Worlds {
+		host := false
+		for _, m := range w.Members {
+			if m < 0 || m >= len(r.Members) || inWorld[m] {
+				fault("world %q: member %d does not exist or is in two worlds", w.Name, m)
+			}
+			inWorld[m] = true
+			host = host || m == w.HostMember
+		}
+		if w.Host == "" || w.Port < 1 || w.Port > 65535 || !host {
+			fault("world %q has no store: host %q, port %d, on member %d", w.Name, w.Host, w.Port, w.HostMember)
+		}
+	}
+	if len(inWorld) != len(r.Members) {
+		fault("%d of %d members are in no world", len(r.Members)-len(inWorld), len(r.Members))
+	}
+	return errors.Join(faults...)
+}
