@@ -67,7 +67,12 @@ func variableName(id string) string {
 }
 
 // RunID is the rendezvous id of one world of one attempt: it can never be
-// shared by two gangs, two attempts or two worlds.
+// shared by two gangs, two attempts or two worlds. It has no slash, since
+// launchers name folders after it.
 func (g GangID) RunID(attempt int, world string) string {
-	return url.PathEscape(g.Region) + "." + url.PathEscape(g.Namespace) + "." + url.PathEscape(g.Job) + "." + url.PathEscape(world) + "." + fmt.Sprint(attempt)
+	parts := []string{g.Region, g.Namespace, g.Job, world}
+	for i, p := range parts {
+		parts[i] = strings.ReplaceAll(url.PathEscape(p), ".", "%2E")
+	}
+	return strings.Join(parts, ".") + "." + fmt.Sprint(attempt)
 }
