@@ -76,6 +76,17 @@ const (
 	EnvProgressFile  = "MUSTER_PROGRESS_FILE"  // the script appends marks here
 	EnvCheckpointDir = "MUSTER_CHECKPOINT_DIR" // the task's checkpoint setting
 	EnvDeadline      = "MUSTER_DEADLINE"       // RFC 3339; absent without a time limit
+	EnvTask          = "MUSTER_TASK"           // the task's id: tells a task's processes from all others
+)
+
+// Exit codes that a task ends with in Nomad where no rank's own code says how
+// it ended. None is 0: a rank that saves and exits 0 because it was asked to
+// leave has not completed its work.
+const (
+	CodeRefused = 69  // never released
+	CodeAsked   = 75  // asked to leave, and left (EX_TEMPFAIL)
+	CodePeer    = 76  // stopped because another member ended
+	CodeHung    = 124 // no progress
 )
 
 // SignalRecord starts the text of a Nomad signal that carries a gang record

@@ -61,6 +61,12 @@ type Member struct {
 	// the phase is placed.
 	Address string `json:"addr,omitempty"`
 	Ranks   int    `json:"ranks,omitempty"` // processes on this member; from its report
+	// Cards is how many cards the planner reserved for the member. A member
+	// that was handed another number refuses. 0: not stated.
+	Cards int `json:"cards,omitempty"`
+	// Supervisor is the port of the member's supervisor on Address, from its
+	// report: peers ask there whether it still lives. 0: not known.
+	Supervisor int `json:"sup,omitempty"`
 }
 
 // World is the members that share one rendezvous: a group, or the whole gang.
@@ -71,6 +77,18 @@ type World struct {
 	Port    int    `json:"port,omitempty"`
 	// HostMember is the index of the member that holds the store.
 	HostMember int `json:"host_member"`
+}
+
+// Endpoint is where a world's store really is, published by its host under
+// GangID.EndpointKey when the record's port turned out to be taken. Members of
+// the world meet there instead.
+type Endpoint struct {
+	V    int       `json:"v"`
+	Host string    `json:"host"`
+	Port int       `json:"port"`
+	Move int       `json:"move"` // counts from 1; the record's own endpoint is 0
+	Why  string    `json:"why,omitempty"`
+	At   time.Time `json:"at"`
 }
 
 // Ask is the request to save and leave.
@@ -97,22 +115,28 @@ const (
 // Report is what a member tells the planner, under GangID.ReportKey or in a
 // task event's annotation.
 type Report struct {
-	V         int       `json:"v"`
-	Gang      GangID    `json:"gang"`
-	Attempt   int       `json:"attempt"` // 0 before the member has seen a record
-	Alloc     string    `json:"alloc"`
-	Task      string    `json:"task"`
-	Start     int       `json:"start"` // number of the task's start in its allocation, from 1
-	State     State     `json:"state"`
-	Address   string    `json:"addr,omitempty"`
-	Interface string    `json:"if,omitempty"`
-	Port      int       `json:"port,omitempty"` // free on Address, for a store if this member is to host one
-	Ranks     int       `json:"ranks,omitempty"`
-	World     string    `json:"world,omitempty"` // the group, or the job where the task says world = "gang"
-	Cards     []string  `json:"cards,omitempty"`
-	Problems  []Problem `json:"problems,omitempty"`
-	Exit      *Exit     `json:"exit,omitempty"`
-	At        time.Time `json:"at"`
+	V         int    `json:"v"`
+	Gang      GangID `json:"gang"`
+	Attempt   int    `json:"attempt"` // 0 before the member has seen a record
+	Alloc     string `json:"alloc"`
+	Task      string `json:"task"`
+	Start     int    `json:"start"` // number of the task's start in its allocation, from 1
+	State     State  `json:"state"`
+	Address   string `json:"addr,omitempty"`
+	Interface string `json:"if,omitempty"`
+	// Port is free on Address, for a store if this member is to host one. A
+	// host whose port was taken after all reports the new one here, and without
+	// Consul the planner sends the record again with it.
+	Port int `json:"port,omitempty"`
+	// Supervisor is the port on Address where the member's supervisor answers
+	// its peers.
+	Supervisor int       `json:"sup,omitempty"`
+	Ranks      int       `json:"ranks,omitempty"`
+	World      string    `json:"world,omitempty"` // the group, or the job where the task says world = "gang"
+	Cards      []string  `json:"cards,omitempty"`
+	Problems   []Problem `json:"problems,omitempty"`
+	Exit       *Exit     `json:"exit,omitempty"`
+	At         time.Time `json:"at"`
 	// Checkpoint is the time of the last checkpoint that the script reported,
 	// and Step the last step it marked.
 	Checkpoint time.Time `json:"checkpoint,omitzero"`
