@@ -2,12 +2,16 @@
 // configuration it takes, and how it is served.
 //
 // A plugin author implements Plugin (through device.Plugin or driver.Plugin)
-// and calls Serve from main; protobuf and gRPC stay inside this module's
-// internal/nomadplugin.
+// and calls device.Serve or driver.Serve from main; protobuf and gRPC stay
+// inside this module's internal/nomadplugin.
 package base
 
 import (
+	"fmt"
+	"regexp"
+
 	"github.com/nomad-muster/muster/internal/nomadplugin/hclspec"
+	"github.com/nomad-muster/muster/internal/nomadplugin/wire"
 )
 
 // APIVersion is the only plugin API version that Nomad 1.8 to 2.0 accept.
@@ -22,11 +26,39 @@ const (
 	TypeDevice Type = 3
 )
 
+func (t Type) String() string {
+	switch t {
+	case TypeDriver:
+		return "driver"
+	case TypeDevice:
+		return "device"
+	}
+	return fmt.Sprintf("unknown type %d", int32(t))
+}
+
 // Info is a plugin's answer to "who are you".
 type Info struct {
 	Type    Type
 	Name    string // driver: the name jobs use; device: for logs only
 	Version string // must parse as a version, else Nomad skips the plugin
+}
+
+// semantic is narrower than what Nomad accepts, so that every version that
+// passes here passes there.
+var semantic = regexp.MustCompile(`^v?\d{1,9}(\.\d{1,9}){0,2}(-[0-9A-Za-z][0-9A-Za-z.-]*)?(\+[0-9A-Za-z][0-9A-Za-z.-]*)?$`)
+
+// Validate lists what Nomad's agent would refuse; it does not start with a
+// plugin whose info is wrong.
+func (i Info) Validate() error {
+	var f wire.Faults
+	if i.Type != TypeDriver && i.Type != TypeDevice {
+		f.Add("plugin type: %v", i.Type)
+	}
+	f.Check("plugin name", wire.CheckName(i.Name))
+	if !semantic.MatchString(i.Version) {
+		f.Add("plugin version %q is not a version such as 1.2.3", i.Version)
+	}
+	return f.Err()
 }
 
 // Plugin is the part that devices and drivers share.
@@ -63,3 +95,9 @@ type RecoverableError struct{ Err error }
 
 func (e *RecoverableError) Error() string { return e.Err.Error() }
 func (e *RecoverableError) Unwrap() error { return e.Err }
+
+// IsRecoverable marks the error for the server half.
+func (e *RecoverableError) IsRecoverable() bool { return true }
+
+// ErrExited is the error of a call to a plugin whose process is gone.
+var ErrExited = wire.ErrExited

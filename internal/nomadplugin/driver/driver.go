@@ -3,6 +3,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -30,22 +31,44 @@ type Plugin interface {
 	// The id is handle.Config.ID. Must be idempotent; an error for tasks that
 	// are over.
 	RecoverTask(*TaskHandle) error
-	// WaitTask returns when the task is over or ctx ends.
+	// WaitTask returns when the task is over or ctx ends. No result and no
+	// error is an error: Nomad would read it as exit code 0.
 	WaitTask(ctx context.Context, taskID string) (*ExitResult, error)
 	// StopTask ends the task: signal (empty: the driver's choice), then force
-	// after timeout. Success for a task that is unknown or over.
+	// after timeout. Success for a task that is unknown or over: Nomad repeats
+	// a failed stop for minutes, so the server half takes ErrTaskNotFound for
+	// success, here and in DestroyTask.
 	StopTask(taskID string, timeout time.Duration, signal string) error
 	// DestroyTask forgets a task; with force it ends it first.
 	DestroyTask(taskID string, force bool) error
 	InspectTask(taskID string) (*TaskStatus, error)
-	// TaskStats reports usage every interval until ctx ends.
+	// TaskStats reports usage every interval until ctx ends. It may return
+	// earlier when the task is over; Nomad asks again after an error.
 	TaskStats(ctx context.Context, taskID string, interval time.Duration, send func(*TaskUsage) error) error
-	// TaskEvents reports events of all tasks until ctx ends.
+	// TaskEvents reports events of all tasks until ctx ends. The server half
+	// keeps the stream open on an early return: Nomad would call again without
+	// any pause.
 	TaskEvents(ctx context.Context, send func(*TaskEvent) error) error
 	// SignalTask delivers a signal; the text is not validated by Nomad.
 	SignalTask(taskID, signal string) error
 	// ExecTask runs a command in the task's surroundings.
 	ExecTask(ctx context.Context, taskID string, req ExecRequest) (*ExitResult, error)
+}
+
+// ErrTaskNotFound is for a task id that the driver does not know; wrap it.
+var ErrTaskNotFound = errors.New("task is not known to the driver")
+
+// Initer is implemented by a driver that prepares itself after its
+// configuration: at the start of a process and again whenever an agent
+// re-attaches to it. Nomad 1.11.8, 2.0.4 and later call it.
+type Initer interface {
+	Init(ctx context.Context) error
+}
+
+// Shutdowner is implemented by a driver that wants to know of a graceful end of
+// its process, which follows within 2 s. Same versions of Nomad as Initer.
+type Shutdowner interface {
+	Shutdown(ctx context.Context) error
 }
 
 // ExecRequest is a command to run beside a task.
@@ -68,6 +91,7 @@ const (
 	FSIsolationNone   FSIsolation = 0
 	FSIsolationChroot FSIsolation = 1
 	FSIsolationImage  FSIsolation = 2
+	FSIsolationUnveil FSIsolation = 3
 )
 
 // Capabilities tell Nomad what the driver can do.
@@ -75,10 +99,10 @@ type Capabilities struct {
 	SendSignals       bool
 	Exec              bool
 	FSIsolation       FSIsolation
-	RemoteTasks       bool
 	NetworkIsolation  []string // of "host", "group", "task", "none"; empty: host
-	MustCreateNetwork bool
-	NoMounts          bool // the driver supports no mounts
+	MustCreateNetwork bool     // refused by our server half, which creates none
+	NoMounts          bool     // the driver supports no mounts
+	NoLogCollection   bool     // the driver can do without Nomad's log pipes
 	DynamicUsers      bool
 }
 
@@ -129,6 +153,8 @@ type Mount struct {
 	TaskPath, HostPath string
 	ReadOnly           bool
 	PropagationMode    string
+	SELinuxLabel       string
+	RequestName        string // of the job's volume request
 }
 
 // Resources granted to a task.
@@ -149,16 +175,15 @@ type Resources struct {
 
 // Network of an allocation, old form.
 type Network struct {
-	Device, CIDR, IP, Mode, HostName string
-	MBits                            int32
-	ReservedPorts, DynamicPorts      []NetworkPort
+	Device, CIDR, IP            string
+	MBits                       int32
+	ReservedPorts, DynamicPorts []NetworkPort
 }
 
 // NetworkPort is a labelled port of a Network.
 type NetworkPort struct {
-	Label       string
-	Value, To   int32
-	HostNetwork string
+	Label string
+	Value int32
 }
 
 // Port of an allocation.
@@ -170,9 +195,11 @@ type Port struct {
 
 // NetworkIsolation is the network namespace a task is put into.
 type NetworkIsolation struct {
-	Mode   string
+	Mode   string // "host", "group", "task" or "none"
 	Path   string
 	Labels map[string]string
+	// What Nomad writes into the task's /etc/hosts for itself.
+	HostName, HostAddress string
 }
 
 // DNS settings of a task.
@@ -191,7 +218,7 @@ const (
 // TaskHandle is what Nomad keeps so that a later plugin process can find the
 // task again.
 type TaskHandle struct {
-	Version int32
+	Version int32 // of Driver's format; not 0, which is Nomad's own
 	Config  *TaskConfig
 	State   TaskState
 	Driver  []byte // the driver's own state
@@ -227,13 +254,13 @@ type TaskUsage struct {
 type CPUUsage struct {
 	SystemMode, UserMode, TotalTicks, Percent float64
 	ThrottledPeriods, ThrottledTime           uint64
-	Measured                                  []string // "System Mode", "User Mode", "Total Ticks", "Percent", ...
+	Measured                                  []string // of "System Mode", "User Mode", "Total Ticks", "Throttled Periods", "Throttled Time", "Percent"
 }
 
 // MemoryUsage in bytes.
 type MemoryUsage struct {
-	RSS, Cache, MaxUsage, Usage, KernelUsage, KernelMaxUsage, Swap, MappedFile uint64
-	Measured                                                                   []string // "RSS", "Cache", "Swap", "Usage", "Max Usage", ...
+	RSS, Cache, MaxUsage, Usage, KernelUsage, KernelMaxUsage, Swap uint64
+	Measured                                                       []string // of "RSS", "Cache", "Swap", "Usage", "Max Usage", "Kernel Usage", "Kernel Max Usage"
 }
 
 // TaskEvent is shown in the allocation's recent events. Nomad keeps ten.
@@ -242,5 +269,5 @@ type TaskEvent struct {
 	At                        time.Time
 	Message                   string
 	Annotations               map[string]string
-	Err                       error
+	Err                       error // sent as a part of the message
 }
