@@ -1,0 +1,429 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nomad-muster/muster/planner/core"
+)
+
+// held is one claim with its dense numbers.
+type held struct {
+	claim core.Claim
+	node  int32
+}
+
+// Update brings the cluster to a snapshot's state and tells of contradictions
+// in it, ordered by object. It must not be called between a Mark and its
+// Rollback.
+func (c *Cluster) Update(s *core.Snapshot) []core.Notice {
+	var notices []core.Notice
+	changed, rebuilt := c.updateNodes(s, &notices)
+	claims := s.Claims
+	if c.Ideal {
+		claims = nil
+	}
+	c.updateClaims(claims, changed, rebuilt, &notices)
+	slices.SortStableFunc(notices, func(a, b core.Notice) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Text, b.Text))
+	})
+	return slices.Compact(notices)
+}
+
+// updateNodes returns the nodes whose state must be computed again, and
+// whether all were numbered anew.
+func (c *Cluster) updateNodes(s *core.Snapshot, notices *[]core.Notice) (changed []bool, rebuilt bool) {
+	levels := levelNames(s.Config.Levels)
+	key := levels + "\x00" + strings.Join(cardTypes(s.Config), "\x00")
+	same := len(s.Nodes) == len(c.Nodes) && key == c.levelKey && c.byID != nil
+	changed = make([]bool, len(c.Nodes))
+	for i := 0; same && i < len(s.Nodes); i++ {
+		n := &s.Nodes[i]
+		at, ok := c.byID[n.ID]
+		if !ok || changed[at] {
+			same = false // a new node, or one that is listed twice
+			break
+		}
+		old := &c.Nodes[at]
+		if old.Version == n.Version && old.Src.ID == n.ID {
+			continue
+		}
+		if !slices.Equal(old.Src.Domains, n.Domains) || !sameDevices(old.Src, n) {
+			same = false
+			break
+		}
+		c.fillNode(at, n)
+		c.Blocks[old.Block].Static++
+		changed[at] = true
+	}
+	if same {
+		return changed, false
+	}
+	c.rebuild(s, key, notices)
+	return make([]bool, len(c.Nodes)), true
+}
+
+// sameDevices tells whether two versions of a node have the same cards in the
+// same places, so that only their health may differ.
+func sameDevices(a, b *core.Node) bool {
+	return slices.EqualFunc(a.Devices, b.Devices, func(x, y core.DeviceGroup) bool {
+		return x.Vendor == y.Vendor && x.Type == y.Type && x.Name == y.Name &&
+			slices.EqualFunc(x.Cards, y.Cards, func(k, l core.Card) bool { return k.ID == l.ID })
+	})
+}
+
+func levelNames(levels []core.Level) string {
+	names := make([]string, len(levels))
+	for i, l := range levels {
+		names[i] = l.Name
+	}
+	return strings.Join(names, "\x01")
+}
+
+func cardTypes(c *core.Config) []string {
+	if len(c.CardTypes) == 0 {
+		return []string{"gpu", "mig", "npu"}
+	}
+	return c.CardTypes
+}
+
+// rebuild numbers all nodes, domains, models and classes anew.
+func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) {
+	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark,
+		byID: make(map[core.NodeID]int32, len(s.Nodes)), cards: map[cardKey]int32{}, modelNum: map[core.Model]int32{}, classes: map[string]int32{}}
+	levels := len(s.Config.Levels)
+	c.Levels = make([]Level, levels)
+	for l := range c.Levels {
+		c.Levels[l].Name = s.Config.Levels[l].Name
+	}
+	order := make([]*core.Node, 0, len(s.Nodes))
+	for i := range s.Nodes {
+		order = append(order, &s.Nodes[i])
+	}
+	slices.SortStableFunc(order, func(a, b *core.Node) int {
+		for l := range levels {
+			if d := strings.Compare(domainName(a, l), domainName(b, l)); d != 0 {
+				return d
+			}
+		}
+		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Version, b.Version))
+	})
+	models := map[core.Model]bool{}
+	for _, n := range order {
+		for i := range n.Devices {
+			if c.IsCard(n.Devices[i].Type) {
+				models[n.Devices[i].Name] = true
+			}
+		}
+	}
+	for m := range models {
+		c.Models = append(c.Models, m)
+	}
+	slices.Sort(c.Models)
+	for i, m := range c.Models {
+		c.modelNum[m] = int32(i)
+	}
+	var last *core.Node
+	for _, n := range order {
+		if _, twice := c.byID[n.ID]; twice {
+			*notices = append(*notices, core.Notice{Object: "node " + string(n.ID), Text: "is listed twice; the first by domains is used"})
+			continue
+		}
+		at := int32(len(c.Nodes))
+		c.byID[n.ID] = at
+		from := levels // outermost level at which this node starts a new domain
+		if last == nil {
+			from = 0
+		} else {
+			for l := range levels {
+				if domainName(last, l) != domainName(n, l) {
+					from = l
+					break
+				}
+			}
+		}
+		if last == nil || from < levels || c.Blocks[len(c.Blocks)-1].Count == BlockSize {
+			c.newBlock(n, at, from)
+		}
+		last = n
+		b := &c.Blocks[len(c.Blocks)-1]
+		c.Nodes = append(c.Nodes, Node{Block: int32(len(c.Blocks) - 1), Bit: uint8(b.Count)})
+		b.Count++
+		c.placeCards(at, n)
+		c.fillNode(at, n)
+	}
+	c.free = make([]Free, len(c.Nodes))
+	c.ports = make([][]int, len(c.Nodes))
+	c.savedAt = make([]uint64, len(c.Nodes))
+	c.onNod = make([][]int32, len(c.Nodes))
+}
+
+func domainName(n *core.Node, level int) string {
+	if level < len(n.Domains) {
+		return n.Domains[level]
+	}
+	return ""
+}
+
+func (c *Cluster) newBlock(n *core.Node, at int32, from int) {
+	number := int32(len(c.Blocks))
+	block := Block{First: at, Domain: make([]int32, len(c.Levels))}
+	for l := range c.Levels {
+		ds := c.Levels[l].Domains
+		if l >= from {
+			unknown := domainName(n, l) == "" || l > 0 && c.Levels[l-1].Domains[block.Domain[l-1]].Unknown
+			ds = append(ds, Domain{Name: domainName(n, l), First: number, Unknown: unknown})
+		}
+		ds[len(ds)-1].Last = number + 1
+		c.Levels[l].Domains = ds
+		block.Domain[l] = int32(len(ds) - 1)
+	}
+	c.Blocks = append(c.Blocks, block)
+}
+
+// placeCards gives a node's cards their places and words.
+func (c *Cluster) placeCards(at int32, n *core.Node) {
+	devices := make([]Device, len(n.Devices))
+	first := int32(0)
+	for i := range n.Devices {
+		d := &n.Devices[i]
+		words := int32((len(d.Cards) + 63) / 64)
+		devices[i] = Device{Model: -1, First: first, Word: int32(len(c.words)), Words: words}
+		if c.IsCard(d.Type) {
+			devices[i].Model = c.modelNum[d.Name]
+		}
+		for range words {
+			c.words = append(c.words, 0)
+		}
+		for k := range d.Cards {
+			if _, twice := c.cards[cardKey{n.ID, d.Cards[k].ID}]; !twice {
+				c.cards[cardKey{n.ID, d.Cards[k].ID}] = first + int32(k)
+			}
+		}
+		first += int32(len(d.Cards))
+	}
+	c.Nodes[at].Devices = devices
+}
+
+// fillNode takes over a new version of a node whose cards keep their places.
+func (c *Cluster) fillNode(at int32, n *core.Node) {
+	node := &c.Nodes[at]
+	node.Src, node.Version, node.Usable = n, n.Version, c.Ideal || usable(n)
+	signature := c.signature(n)
+	class, ok := c.classes[string(signature)]
+	if !ok {
+		class = int32(len(c.classRep))
+		c.classes[string(signature)] = class
+		c.classRep = append(c.classRep, n)
+	}
+	node.Class = class
+	devices := make([]Device, len(node.Devices))
+	copy(devices, node.Devices)
+	node.Devices = devices
+	for i := range devices {
+		d := &devices[i]
+		d.Src = &n.Devices[i]
+		d.Usable, d.Suspect, d.Islands = make([]uint64, d.Words), make([]uint64, d.Words), nil
+		var names []string
+		for k := range d.Src.Cards {
+			card := &d.Src.Cards[k]
+			if c.CardPlaceIs(at, card.ID, d.First+int32(k)) && (c.Ideal || CardUsable(card)) {
+				d.Usable[k/64] |= 1 << (k % 64)
+			}
+			if card.State == core.CardSuspect {
+				d.Suspect[k/64] |= 1 << (k % 64)
+			}
+			if card.Domain == "" {
+				continue
+			}
+			at := slices.Index(names, card.Domain)
+			if at < 0 {
+				at = len(names)
+				names = append(names, card.Domain)
+				d.Islands = append(d.Islands, make([]uint64, d.Words))
+			}
+			d.Islands[at][k/64] |= 1 << (k % 64)
+		}
+		d.Links, d.Flat = links(d.Src), flat(d.Src)
+	}
+}
+
+// links makes the matrix of link counts; counts above 255 are cut.
+func links(d *core.DeviceGroup) []uint8 {
+	if len(d.Links) == 0 {
+		return nil
+	}
+	n := len(d.Cards)
+	m := make([]uint8, n*n)
+	for _, l := range d.Links {
+		if l.A >= 0 && l.B >= 0 && l.A < n && l.B < n && l.Count > 0 {
+			m[l.A*n+l.B], m[l.B*n+l.A] = uint8(min(l.Count, 255)), uint8(min(l.Count, 255))
+		}
+	}
+	return m
+}
+
+// flat tells whether nothing distinguishes one card of a group from another.
+func flat(d *core.DeviceGroup) bool {
+	if len(d.Links) > 0 {
+		return false
+	}
+	for i := range d.Cards {
+		a, b := &d.Cards[i], &d.Cards[0]
+		if a.State != core.CardHealthy || a.Domain != b.Domain || a.NUMA != b.NUMA || a.Parent != b.Parent || !slices.Equal(a.NICs, b.NICs) {
+			return false
+		}
+	}
+	return true
+}
+
+// CardPlaceIs tells whether a card stands at a place: an id that a node lists
+// twice stands at its first place only.
+func (c *Cluster) CardPlaceIs(n int32, id core.CardID, place int32) bool {
+	node := c.Nodes[n].Src
+	p, ok := c.cards[cardKey{node.ID, id}]
+	return ok && p == place
+}
+
+// updateClaims takes over who holds what, and computes the nodes again on
+// which anything changed.
+func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, notices *[]core.Notice) {
+	old := c.holds
+	c.holds = make([]held, 0, len(claims))
+	// The claims of two cycles are mostly the same in the same order: walk
+	// both, and where they differ mark the nodes of both sides.
+	touch := func(n int32) {
+		if n >= 0 {
+			changed[n] = true
+		}
+	}
+	i := 0
+	for j := range claims {
+		k := &claims[j]
+		if !all {
+			// An old claim that is gone leaves the old order ahead by one.
+			for i < len(old) && old[i].claim.Alloc != k.Alloc && (i+1 < len(old) && old[i+1].claim.Alloc == k.Alloc) {
+				touch(old[i].node)
+				i++
+			}
+			if i < len(old) && sameClaim(&old[i].claim, k) {
+				c.holds = append(c.holds, held{*k, old[i].node})
+				i++
+				continue
+			}
+			if i < len(old) && old[i].claim.Alloc == k.Alloc {
+				touch(old[i].node)
+				i++
+			}
+		}
+		n := c.Number(k.Node)
+		touch(n)
+		c.holds = append(c.holds, held{*k, n})
+		if n < 0 {
+			*notices = append(*notices, core.Notice{Object: "allocation " + k.Alloc, Text: "is on node " + string(k.Node) + ", which is not known"})
+		}
+	}
+	for ; i < len(old); i++ {
+		touch(old[i].node)
+	}
+	for n := range c.onNod {
+		c.onNod[n] = c.onNod[n][:0]
+	}
+	for h := range c.holds {
+		if n := c.holds[h].node; n >= 0 {
+			c.onNod[n] = append(c.onNod[n], int32(h))
+		}
+	}
+	for n := range c.Nodes {
+		if all || changed[n] {
+			c.compute(int32(n), notices)
+		}
+	}
+}
+
+// sameClaim compares what a node's state is computed from.
+func sameClaim(a, b *core.Claim) bool {
+	return a.Alloc == b.Alloc && a.Node == b.Node && a.Gang == b.Gang && a.Use == b.Use && slices.Equal(a.Cards, b.Cards) && slices.Equal(a.Ports, b.Ports)
+}
+
+// compute derives what is free on a node from its capacity and claims.
+func (c *Cluster) compute(n int32, notices *[]core.Notice) {
+	node := &c.Nodes[n]
+	src := node.Src
+	lowest, highest := src.MinPort, src.MaxPort
+	if highest == 0 {
+		lowest, highest = 20000, 32000 // Nomad's own
+	}
+	f := Free{CPU: src.Capacity.CPU, Cores: src.Capacity.Cores, MemoryMB: src.Capacity.MemoryMB, DiskMB: src.Capacity.DiskMB, DynamicPorts: highest - lowest + 1}
+	ports := append([]int(nil), src.ReservedPorts...)
+	for i := range node.Devices {
+		copy(c.FreeCards(&node.Devices[i]), node.Devices[i].Usable)
+	}
+	on := c.onNod[n]
+	slices.SortFunc(on, func(a, b int32) int { return compareClaims(&c.holds[a].claim, &c.holds[b].claim) })
+	taken := map[core.CardID]string{}
+	for _, h := range on {
+		k := &c.holds[h].claim
+		f.CPU -= k.Use.CPU
+		f.Cores -= k.Use.Cores
+		f.MemoryMB -= k.Use.MemoryMB
+		f.DiskMB -= k.Use.DiskMB
+		ports = append(ports, k.Ports...)
+		for _, id := range k.Cards {
+			if by, twice := taken[id]; twice {
+				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocations %s and %s of node %s", by, k.Alloc, src.Name)})
+				continue
+			}
+			taken[id] = k.Alloc
+			place := c.CardPlace(n, id)
+			if place < 0 {
+				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it", k.Alloc, src.Name)})
+				continue
+			}
+			c.clear(node, place)
+		}
+	}
+	slices.Sort(ports)
+	ports = slices.Compact(ports)
+	for _, p := range ports {
+		if p >= lowest && p <= highest {
+			f.DynamicPorts--
+		}
+	}
+	c.free[n], c.ports[n] = f, ports
+	c.Blocks[node.Block].Seq++
+}
+
+func compareClaims(a, b *core.Claim) int {
+	return cmp.Or(cmp.Compare(a.Gang, b.Gang), cmp.Compare(a.Attempt, b.Attempt), cmp.Compare(a.Member, b.Member), cmp.Compare(a.Alloc, b.Alloc))
+}
+
+// clear takes a card by its place out of the free ones.
+func (c *Cluster) clear(node *Node, place int32) {
+	for i := range node.Devices {
+		d := &node.Devices[i]
+		if at := place - d.First; at >= 0 && at < int32(len(d.Src.Cards)) {
+			c.words[d.Word+at/64] &^= 1 << (at % 64)
+			return
+		}
+	}
+}
+
+func appendAttribute(b []byte, a core.Attribute) []byte {
+	switch {
+	case a.Int != nil:
+		b = strconv.AppendInt(append(b, 'i'), *a.Int, 10)
+	case a.Float != nil:
+		b = strconv.AppendFloat(append(b, 'f'), *a.Float, 'g', -1, 64)
+	case a.String != nil:
+		b = append(append(b, 's'), *a.String...)
+	case a.Bool != nil:
+		b = strconv.AppendBool(append(b, 'b'), *a.Bool)
+	}
+	b = append(b, ' ')
+	b = append(b, a.Unit...)
+	return append(b, 0)
+}
