@@ -47,8 +47,8 @@ type Stopper interface {
 
 // Caller is who a request comes from.
 type Caller struct {
-	Name   string   // of the token; "anonymous" without one
-	Role   Role     //
+	Name   string // of the token; "anonymous" without one
+	Role   view.Role
 	Groups []string // that the token belongs to
 	// Queues that a submitter may use; empty: all that admit its name or groups.
 	Queues []string
@@ -56,14 +56,3 @@ type Caller struct {
 	// used instead of the planner's where not empty.
 	NomadToken string
 }
-
-// Role is what a token may do; each may do all of what those before it may.
-type Role string
-
-// Roles.
-const (
-	RoleNone      Role = ""          // nothing
-	RoleViewer    Role = "viewer"    // look
-	RoleSubmitter Role = "submitter" // submit to and stop in its own queues
-	RoleOperator  Role = "operator"  // everything
-)

@@ -1,0 +1,11 @@
+queue "a" {
+  weight = 
+}
+
+queue {
+}
+
+queue "b" {
+  weight = unknown_name
+  max = { any = 3 
+}
