@@ -27,8 +27,9 @@ type Cluster interface {
 // Jobs works with job specifications. Errors that are a *view.Error reach the
 // caller as they are; any other is CodeInternal.
 type Jobs interface {
-	// Parse turns HCL into Nomad's JSON of a job (the bare object, all of its
-	// fields as the server gave them). A specification that Nomad refuses is
+	// Parse turns HCL into Nomad's JSON of a job: the bare object as the server
+	// gave it, not canonicalized, so that what the user left out is null and
+	// can be completed (package submit). A specification that Nomad refuses is
 	// view.CodeRejected.
 	Parse(ctx context.Context, by Caller, spec view.Spec) (json.RawMessage, error)
 	// Plan says what would happen now to a checked and completed job; nothing
