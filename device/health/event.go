@@ -78,6 +78,7 @@ type Event struct {
 // Names of conditions, as scans look at them. The policy gives each a level.
 const (
 	Unreachable    = "unreachable"   // the source cannot vouch for the card
+	OffBus         = "off the bus"   // the source says that it is gone from PCIe: folded as Xid 79 and unreachable
 	SourceLost     = "source lost"   // the source itself cannot be asked
 	LinkDown       = "link down"     // a link between cards
 	NICDown        = "nic down"      // the port of a network adapter
