@@ -26,6 +26,7 @@ type view struct {
 type viewed struct {
 	card    card.Card
 	verdict health.Verdict
+	xids    map[int]uint64
 }
 
 // maxWhy bounds the sentence that travels with each card: a node's devices are
@@ -44,9 +45,9 @@ func (r *registry) look() *view {
 			continue
 		}
 		c.Group = groupName(c.Group)
-		v.cards[id] = viewed{card: c, verdict: r.verdicts[id]}
+		v.cards[id] = viewed{card: c, verdict: r.verdict(id), xids: e.Health.Xids}
 		byGroup[c.Group] = append(byGroup[c.Group], &c)
-		if c.IsNIC() && r.verdicts[id].Level.Usable() {
+		if c.IsNIC() && r.verdict(id).Level.Usable() {
 			nics = append(nics, &c)
 		}
 	}
@@ -60,6 +61,17 @@ func (r *registry) look() *view {
 		return a.Vendor+"/"+a.Type+"/"+a.Name < b.Vendor+"/"+b.Type+"/"+b.Name
 	})
 	return v
+}
+
+// verdict is a card's, or that of the card that it is a part of, whichever is
+// worse.
+func (r *registry) verdict(id string) health.Verdict {
+	own := r.verdicts[id]
+	whole, ok := r.verdicts[r.Cards[id].Card.Parent]
+	if ok && whole.Level.Worse(own.Level) {
+		return whole
+	}
+	return own
 }
 
 func sortCards(cards []*card.Card) {
@@ -76,7 +88,7 @@ func (r *registry) group(name card.Group, cards, nics []*card.Card) nomad.Group 
 	g := nomad.Group{Vendor: name.Vendor, Type: name.Type, Name: name.Model, Attributes: shared(cards)}
 	encoded := topology.Group(cards, nics)
 	for i, c := range cards {
-		verdict := r.verdicts[c.ID]
+		verdict := r.verdict(c.ID)
 		d := nomad.Device{ID: c.ID, Healthy: verdict.Level.Usable(), PCIBusID: clean(c.Bus.String())}
 		encoded.Cards[i].Serial = clean(c.Serial)
 		if verdict.Level != health.Healthy {

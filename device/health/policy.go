@@ -43,6 +43,9 @@ const (
 	UntilRepair   Until = "repair"   // a reset or reboot is seen in time (Policy.OffBusGrace), or a person clears it
 )
 
+// Known tells whether u is one of the things that can end a cause.
+func (u Until) Known() bool { return u == UntilRepair || untilText[u] != "" }
+
 var untilText = map[Until]string{
 	UntilGone: "that it is seen to be over", UntilProcess: "the end of the processes on the card", UntilReset: "a reset of the card, or a reboot",
 	UntilReboot: "a reboot", UntilTime: "time", UntilOperator: "a person (muster card clear)",

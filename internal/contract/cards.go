@@ -12,8 +12,10 @@ import (
 const (
 	TypeGPU = "gpu"
 	TypeMIG = "mig"
-	TypeNPU = "npu"
-	TypeNIC = "nic"
+	// TypeShared are shares of one card in time; a type of its own, like MIG's.
+	TypeShared = "shared"
+	TypeNPU    = "npu"
+	TypeNIC    = "nic"
 )
 
 // AttrCards is the group attribute that carries a CardGroup: Nomad keeps
