@@ -2,9 +2,7 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/nomad-muster/muster/internal/nomadplugin/base"
 	"github.com/nomad-muster/muster/internal/nomadplugin/proto/devicepb"
+	"github.com/nomad-muster/muster/internal/nomadplugin/wire"
 )
 
 // Client is the caller's half of a device plugin. Its errors are those of
@@ -33,21 +32,9 @@ func (c *Client) Fingerprint(ctx context.Context, receive func([]Group) error) e
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Fingerprint(ctx, &devicepb.FingerprintRequest{})
-	if err != nil {
-		return c.Error(ctx, err)
-	}
-	for {
-		resp, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return c.Error(ctx, err)
-		}
-		if err := receive(groupsFromProto(resp)); err != nil {
-			return err
-		}
-	}
+	return follow(ctx, c, stream, err, func(p *devicepb.FingerprintResponse) error {
+		return receive(groupsFromProto(p))
+	})
 }
 
 // Reserve asks what a task needs to use these devices.
@@ -68,19 +55,18 @@ func (c *Client) Stats(ctx context.Context, interval time.Duration, receive func
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Stats(ctx, &devicepb.StatsRequest{CollectionInterval: durationpb.New(interval)})
+	return follow(ctx, c, stream, err, func(p *devicepb.StatsResponse) error {
+		return receive(statsFromProto(p))
+	})
+}
+
+func follow[P any](ctx context.Context, c *Client, stream grpc.ServerStreamingClient[P], err error, receive func(*P) error) error {
 	if err != nil {
 		return c.Error(ctx, err)
 	}
-	for {
-		resp, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return c.Error(ctx, err)
-		}
-		if err := receive(statsFromProto(resp)); err != nil {
-			return err
-		}
+	err, ended := wire.Follow(stream, receive)
+	if ended != nil {
+		return c.Error(ctx, ended)
 	}
+	return err
 }

@@ -3,7 +3,6 @@ package device
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -51,7 +50,7 @@ func (s *server) Fingerprint(_ *devicepb.FingerprintRequest, stream grpc.ServerS
 		if err := stream.Send(resp); err != nil {
 			return err
 		}
-		last = groups
+		last = groupsFromProto(resp) // a copy: the plugin may go on with its own
 		return nil
 	}
 	wire.KeepOpen(ctx, s.log, "Fingerprint", send, s.plugin.Fingerprint, func(reason error) error {
@@ -60,17 +59,15 @@ func (s *server) Fingerprint(_ *devicepb.FingerprintRequest, stream grpc.ServerS
 	return ctx.Err()
 }
 
-// unhealthy is a copy of groups in which no device is healthy.
+// unhealthy marks every device.
 func unhealthy(groups []Group, reason string) []Group {
-	out := slices.Clone(groups)
-	for i := range out {
-		out[i].Devices = slices.Clone(out[i].Devices)
-		for j := range out[i].Devices {
-			out[i].Devices[j].Healthy = false
-			out[i].Devices[j].HealthDescription = reason
+	for _, g := range groups {
+		for i := range g.Devices {
+			g.Devices[i].Healthy = false
+			g.Devices[i].HealthDescription = reason
 		}
 	}
-	return out
+	return groups
 }
 
 // Reserve always answers with a reservation or an error: Nomad's agent panics

@@ -111,18 +111,11 @@ func follow[P any](ctx context.Context, c *Client, stream grpc.ServerStreamingCl
 	if err != nil {
 		return c.Error(ctx, err)
 	}
-	for {
-		p, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return c.Error(ctx, err)
-		}
-		if err := receive(p); err != nil {
-			return err
-		}
+	err, ended := wire.Follow(stream, receive)
+	if ended != nil {
+		return c.Error(ctx, ended)
 	}
+	return err
 }
 
 // StartTask starts a task. A *base.RecoverableError may be tried again.

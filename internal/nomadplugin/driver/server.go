@@ -89,7 +89,7 @@ func (s *server) Fingerprint(_ *driverpb.FingerprintRequest, stream grpc.ServerS
 		if err := stream.Send(p); err != nil {
 			return err
 		}
-		last = fp
+		last = fingerprintFromProto(p) // a copy: the driver may go on with its own
 		return nil
 	}
 	wire.KeepOpen(ctx, s.log, "Fingerprint", send, s.plugin.Fingerprint, func(reason error) error {

@@ -180,7 +180,7 @@ func (d *decoder) setNumber(to reflect.Value, v any, path string) {
 	switch {
 	case to.CanInt():
 		if !n.IsInt() {
-			d.fault(path, "%s is not a whole number", n.Text('g', -1))
+			d.fault(path, "%v is not a whole number", v)
 			return
 		}
 		if i, acc := n.Int64(); acc == big.Exact && !to.OverflowInt(i) {
@@ -189,7 +189,7 @@ func (d *decoder) setNumber(to reflect.Value, v any, path string) {
 		}
 	case to.CanUint():
 		if !n.IsInt() {
-			d.fault(path, "%s is not a whole number", n.Text('g', -1))
+			d.fault(path, "%v is not a whole number", v)
 			return
 		}
 		if u, acc := n.Uint64(); acc == big.Exact && !to.OverflowUint(u) {
@@ -206,7 +206,7 @@ func (d *decoder) setNumber(to reflect.Value, v any, path string) {
 		return
 	}
 	if !fits {
-		d.fault(path, "%s does not fit a %s", n.Text('g', -1), to.Type())
+		d.fault(path, "%v does not fit a %s", v, to.Type())
 	}
 }
 

@@ -2,13 +2,16 @@ package wire
 
 import (
 	"context"
+	"math"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 )
 
 // ServerOptions are the gRPC options of every server half: panics become
-// errors, and errors get the codes that Nomad understands.
+// errors, errors get the codes that Nomad understands, and a message may be as
+// large as those that Nomad's side accepts (a task's handle carries its whole
+// environment).
 func ServerOptions(log hclog.Logger) []grpc.ServerOption {
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 		err = Safely(info.FullMethod, log, func() (err error) {
@@ -24,5 +27,9 @@ func ServerOptions(log hclog.Logger) []grpc.ServerOption {
 		err := Safely(info.FullMethod, log, func() error { return handle(srv, ss) })
 		return Status(ss.Context(), err)
 	}
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream)}
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(unary),
+		grpc.ChainStreamInterceptor(stream),
+		grpc.MaxRecvMsgSize(math.MaxInt32),
+	}
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
 )
 
 // Pauses between two starts of a report function that ended early.
@@ -91,6 +93,24 @@ func (g *gate[T]) close() (sent int) {
 	defer g.mu.Unlock()
 	g.closed = true
 	return g.sent
+}
+
+// Follow calls receive with every message of a stream. It returns receive's
+// error, nil at the plugin's end of the stream, and ended, the call's raw error,
+// apart from it.
+func Follow[P any](stream grpc.ServerStreamingClient[P], receive func(*P) error) (err, ended error) {
+	for {
+		p, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := receive(p); err != nil {
+			return err, nil
+		}
+	}
 }
 
 // Gate is a send function for one run of report outside KeepOpen, and the
