@@ -243,7 +243,7 @@ func kindOf(v any) string {
 	case []any:
 		return "a list"
 	}
-	return fmt.Sprintf("the %T %v", v, v)
+	return fmt.Sprintf("the number %v", v)
 }
 
 func join(path, name string) string {
