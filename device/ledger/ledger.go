@@ -136,11 +136,17 @@ func read(path string) (Loaded, error) {
 		return l, fmt.Errorf("open card state: %w", err)
 	}
 	defer file.Close()
+	return decode(io.LimitReader(file, 64<<20), path)
+}
+
+// decode reads a file's text; path is for the words of faults.
+func decode(text io.Reader, path string) (Loaded, error) {
+	l := Loaded{Content: New()}
 	var faults []error
 	fault := func(line int, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("card state %s:%d: %w", path, line, fmt.Errorf(format, args...)))
 	}
-	in := bufio.NewReader(io.LimitReader(file, 64<<20))
+	in := bufio.NewReader(text)
 	number := 0
 	for {
 		raw, err := in.ReadBytes('\n')
