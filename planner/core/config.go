@@ -101,11 +101,14 @@ type Queue struct {
 }
 
 // Amounts of cards: per model, and Any for the sum over all models; Any < 0:
-// not stated.
+// not stated. The zero value states a sum of 0: see Unstated.
 type Amounts struct {
 	Models map[Model]int
 	Any    int
 }
+
+// Unstated are amounts of which nothing is said: as Max or Lend, no bound.
+func Unstated() Amounts { return Amounts{Any: -1} }
 
 // Budget of card-seconds per period; zero: none.
 type Budget struct {

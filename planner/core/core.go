@@ -58,8 +58,10 @@ type Node struct {
 	Datacenter string
 	Pool       string
 	Class      string
-	// Ready and Eligible as Nomad has them; Draining with its deadline.
+	// Ready and Eligible as Nomad has them; Draining with its deadline, zero
+	// where it has none.
 	Ready, Eligible, Draining bool
+	DrainBy                   time.Time
 	// Domains are the names of the node's place at each topology level of the
 	// configuration, outermost first; "" where the node has no such value.
 	Domains []string
@@ -175,6 +177,9 @@ type Gang struct {
 	ID    GangID
 	Queue QueueName
 	User  string
+	// Name is what gangs of one kind have in common, for estimates of their run
+	// time; "": the job id.
+	Name string
 	// Service: replicas that Nomad places itself; admitted whole, never pinned.
 	Service  bool
 	State    GangState
@@ -189,14 +194,21 @@ type Gang struct {
 	Groups []Group
 	Want
 	// Running attempt.
-	Started    time.Time // when its cards were taken
+	Started time.Time // when its cards were taken
+	// Ran is how long ranks ran in earlier attempts, without what was lost.
+	Ran        time.Duration
 	Released   time.Time // zero: ranks do not run yet
 	Checkpoint time.Time // last one reported; zero: none
 	// SaveTime and RestartTime are measured; zero: not known.
 	SaveTime, RestartTime time.Duration
 	Placement             []Placement
+	// Backfilled as its last Start said: it runs on cards that are promised to
+	// another gang, and leaves when they are due.
+	Backfilled bool
 	// Damaged: a member is lost or failed; ahead of newcomers once it waits.
+	// Lost are the members that are gone.
 	Damaged bool
+	Lost    []int
 	// NotBefore: a pause after failures; Why is shown.
 	NotBefore    time.Time
 	NotBeforeWhy string

@@ -10,6 +10,7 @@ type Plan struct {
 	Resizes      []Resize
 	Reservations []Reservation
 	Fails        []Fail    // gangs that give up
+	Splits       []GangID  // gangs that give up as one and go on as single members
 	Verdicts     []Verdict // ordered by gang id
 	Notices      []Notice  // contradictions in the snapshot and what was done about them
 	Demand       []Demand
@@ -42,6 +43,7 @@ const (
 	EvictAged        EvictionKind = "aged"        // likewise, by a gang aged to the top
 	EvictPromise     EvictionKind = "promise"     // a backfilled gang in the way of a reservation
 	EvictTimeLimit   EvictionKind = "time-limit"  //
+	EvictUnreleased  EvictionKind = "unreleased"  // placed, and not released within the reserve timeout
 	EvictDrain       EvictionKind = "drain"       // a node of it drains
 	EvictRepair      EvictionKind = "repair"      // damaged: stopped and placed again
 	EvictConsolidate EvictionKind = "consolidate" //

@@ -57,8 +57,13 @@ type Cluster struct {
 	words []uint64 // free cards, by Device.Word
 	ports [][]int  // static ports in use, ordered
 
-	holds []held // claims of the last snapshot, in its order
-	onNod [][]int32
+	gangs map[core.GangID]int32
+	owner []int32   // scratch
+	holds []Hold    // claims of the last snapshot, in its order
+	on    [][]int32 // holds of each node
+	spare []Hold
+
+	seq uint64 // last block state given out; never given out twice
 
 	journal   []saved
 	savedBits []uint64
@@ -77,6 +82,7 @@ type Node struct {
 	Bit     uint8
 	Usable  bool // ready, eligible, not draining, not excluded
 	Devices []Device
+	cards   int32 // of all devices
 }
 
 // Device is one device group of a node.
@@ -101,7 +107,7 @@ type Device struct {
 type Block struct {
 	First, Count int32
 	Domain       []int32 // of each level
-	Seq          uint64  // changes with the free state of any of its nodes
+	Seq          uint64  // names the free state of its nodes: equal numbers, equal states
 	Static       uint64  // changes with any of its nodes
 }
 

@@ -10,10 +10,17 @@ import (
 	"github.com/nomad-muster/muster/planner/core"
 )
 
-// held is one claim with its dense numbers.
-type held struct {
-	claim core.Claim
-	node  int32
+// Hold is one claim with what its end would free. A card that another claim
+// holds as well, as one that is asked for over an allocation that is stopping,
+// is freed by neither alone and is not in Use, nor are the other resources of
+// such a pair.
+type Hold struct {
+	Claim core.Claim
+	Gang  int32 // number of the gang's id, see Gang; -1: not a gang's
+	Use   Use   // Use.Node is -1 where the node is not known
+	// CardsOf counts what it is charged for, by place among the node's cards,
+	// whether its end would free them or not.
+	CardsOf []int32
 }
 
 // Update brings the cluster to a snapshot's state and tells of contradictions
@@ -92,7 +99,7 @@ func cardTypes(c *core.Config) []string {
 
 // rebuild numbers all nodes, domains, models and classes anew.
 func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) {
-	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark,
+	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark, seq: c.seq, gangs: map[core.GangID]int32{},
 		byID: make(map[core.NodeID]int32, len(s.Nodes)), cards: map[cardKey]int32{}, modelNum: map[core.Model]int32{}, classes: map[string]int32{}}
 	levels := len(s.Config.Levels)
 	c.Levels = make([]Level, levels)
@@ -158,7 +165,7 @@ func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) 
 	c.free = make([]Free, len(c.Nodes))
 	c.ports = make([][]int, len(c.Nodes))
 	c.savedAt = make([]uint64, len(c.Nodes))
-	c.onNod = make([][]int32, len(c.Nodes))
+	c.on = make([][]int32, len(c.Nodes))
 }
 
 func domainName(n *core.Node, level int) string {
@@ -205,7 +212,7 @@ func (c *Cluster) placeCards(at int32, n *core.Node) {
 		}
 		first += int32(len(d.Cards))
 	}
-	c.Nodes[at].Devices = devices
+	c.Nodes[at].Devices, c.Nodes[at].cards = devices, first
 }
 
 // fillNode takes over a new version of a node whose cards keep their places.
@@ -292,49 +299,54 @@ func (c *Cluster) CardPlaceIs(n int32, id core.CardID, place int32) bool {
 // which anything changed.
 func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, notices *[]core.Notice) {
 	old := c.holds
-	c.holds = make([]held, 0, len(claims))
-	// The claims of two cycles are mostly the same in the same order: walk
-	// both, and where they differ mark the nodes of both sides.
+	c.holds = slices.Grow(c.spare[:0], len(claims))
 	touch := func(n int32) {
 		if n >= 0 {
 			changed[n] = true
 		}
 	}
+	// The claims of two cycles are mostly the same in the same order: walk
+	// both, and where they differ mark the nodes of both sides.
 	i := 0
 	for j := range claims {
 		k := &claims[j]
 		if !all {
-			// An old claim that is gone leaves the old order ahead by one.
-			for i < len(old) && old[i].claim.Alloc != k.Alloc && (i+1 < len(old) && old[i+1].claim.Alloc == k.Alloc) {
-				touch(old[i].node)
+			for i < len(old) && old[i].Claim.Alloc != k.Alloc && i+1 < len(old) && old[i+1].Claim.Alloc == k.Alloc {
+				touch(old[i].Use.Node) // gone: the old order is ahead by one
 				i++
 			}
-			if i < len(old) && sameClaim(&old[i].claim, k) {
-				c.holds = append(c.holds, held{*k, old[i].node})
+			if i < len(old) && sameClaim(&old[i].Claim, k) {
+				c.holds = append(c.holds, old[i])
+				c.holds[j].Claim = *k
 				i++
 				continue
 			}
-			if i < len(old) && old[i].claim.Alloc == k.Alloc {
-				touch(old[i].node)
+			if i < len(old) && old[i].Claim.Alloc == k.Alloc {
+				touch(old[i].Use.Node)
 				i++
 			}
 		}
-		n := c.Number(k.Node)
-		touch(n)
-		c.holds = append(c.holds, held{*k, n})
-		if n < 0 {
+		h := Hold{Claim: *k, Gang: -1, Use: Use{Node: c.Number(k.Node)}}
+		if k.Gang != "" {
+			h.Gang = c.intern(k.Gang)
+		}
+		touch(h.Use.Node)
+		c.holds = append(c.holds, h)
+		if h.Use.Node < 0 {
 			*notices = append(*notices, core.Notice{Object: "allocation " + k.Alloc, Text: "is on node " + string(k.Node) + ", which is not known"})
 		}
 	}
 	for ; i < len(old); i++ {
-		touch(old[i].node)
+		touch(old[i].Use.Node)
 	}
-	for n := range c.onNod {
-		c.onNod[n] = c.onNod[n][:0]
+	clear(old)
+	c.spare = old
+	for n := range c.on {
+		c.on[n] = c.on[n][:0]
 	}
 	for h := range c.holds {
-		if n := c.holds[h].node; n >= 0 {
-			c.onNod[n] = append(c.onNod[n], int32(h))
+		if n := c.holds[h].Use.Node; n >= 0 {
+			c.on[n] = append(c.on[n], int32(h))
 		}
 	}
 	for n := range c.Nodes {
@@ -346,46 +358,104 @@ func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, no
 
 // sameClaim compares what a node's state is computed from.
 func sameClaim(a, b *core.Claim) bool {
-	return a.Alloc == b.Alloc && a.Node == b.Node && a.Gang == b.Gang && a.Use == b.Use && slices.Equal(a.Cards, b.Cards) && slices.Equal(a.Ports, b.Ports)
+	return a.Alloc == b.Alloc && a.Node == b.Node && a.Gang == b.Gang && a.Member == b.Member && a.Attempt == b.Attempt && a.Stopping == b.Stopping && a.Asked == b.Asked &&
+		a.Use == b.Use && slices.Equal(a.Cards, b.Cards) && slices.Equal(a.Ports, b.Ports)
 }
 
-// compute derives what is free on a node from its capacity and claims.
+// Holds are the claims of the snapshot, in its order, and On those of a node.
+func (c *Cluster) Holds() []Hold      { return c.holds }
+func (c *Cluster) On(n int32) []int32 { return c.on[n] }
+func (c *Cluster) Gang(id core.GangID) int32 {
+	if n, ok := c.gangs[id]; ok {
+		return n
+	}
+	return -1
+}
+
+// Gangs is the number of gang ids that were ever numbered.
+func (c *Cluster) Gangs() int { return len(c.gangs) }
+
+func (c *Cluster) intern(id core.GangID) int32 {
+	n, ok := c.gangs[id]
+	if !ok {
+		n = int32(len(c.gangs))
+		c.gangs[id] = n
+	}
+	return n
+}
+
+// compute derives what is free on a node from its capacity and claims, and
+// what the end of each claim would free.
 func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	node := &c.Nodes[n]
 	src := node.Src
-	lowest, highest := src.MinPort, src.MaxPort
-	if highest == 0 {
-		lowest, highest = 20000, 32000 // Nomad's own
-	}
+	lowest, highest := portRange(src)
 	f := Free{CPU: src.Capacity.CPU, Cores: src.Capacity.Cores, MemoryMB: src.Capacity.MemoryMB, DiskMB: src.Capacity.DiskMB, DynamicPorts: highest - lowest + 1}
 	ports := append([]int(nil), src.ReservedPorts...)
 	for i := range node.Devices {
 		copy(c.FreeCards(&node.Devices[i]), node.Devices[i].Usable)
 	}
-	on := c.onNod[n]
-	slices.SortFunc(on, func(a, b int32) int { return compareClaims(&c.holds[a].claim, &c.holds[b].claim) })
-	taken := map[core.CardID]string{}
+	on := c.on[n]
+	slices.SortFunc(on, func(a, b int32) int { return compareClaims(&c.holds[a].Claim, &c.holds[b].Claim) })
+	c.owner = slices.Grow(c.owner[:0], int(node.cards))[:node.cards]
+	for i := range c.owner {
+		c.owner[i] = -1
+	}
+	shared := false
 	for _, h := range on {
-		k := &c.holds[h].claim
-		f.CPU -= k.Use.CPU
-		f.Cores -= k.Use.Cores
-		f.MemoryMB -= k.Use.MemoryMB
-		f.DiskMB -= k.Use.DiskMB
-		ports = append(ports, k.Ports...)
+		hold := &c.holds[h]
+		k := &hold.Claim
+		hold.Use = Use{Node: n, Res: k.Use}
+		hold.CardsOf = make([]int32, 0, len(k.Cards))
 		for _, id := range k.Cards {
-			if by, twice := taken[id]; twice {
-				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocations %s and %s of node %s", by, k.Alloc, src.Name)})
-				continue
-			}
-			taken[id] = k.Alloc
 			place := c.CardPlace(n, id)
 			if place < 0 {
 				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it", k.Alloc, src.Name)})
 				continue
 			}
+			hold.CardsOf = append(hold.CardsOf, place)
 			c.clear(node, place)
+			by := c.owner[place]
+			if by < 0 {
+				c.owner[place] = h
+				continue
+			}
+			shared = true
+			other := &c.holds[by].Claim
+			if by == h || !(k.Asked && other.Stopping || k.Stopping && other.Asked) {
+				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocations %s and %s of node %s", min(other.Alloc, k.Alloc), max(other.Alloc, k.Alloc), src.Name)})
+			}
+		}
+		hold.Use.Cards = hold.CardsOf
+		for _, p := range k.Ports {
+			ports = append(ports, p)
+			if p >= lowest && p <= highest {
+				hold.Use.Dynamic++
+			} else {
+				hold.Use.Ports = append(hold.Use.Ports, p)
+			}
 		}
 	}
+	if shared {
+		c.share(on)
+	}
+	var stopping, asked core.Resources
+	for _, h := range on {
+		k := &c.holds[h].Claim
+		into := &stopping
+		switch {
+		case c.holds[h].Use.Res == k.Use:
+			f.sub(&k.Use)
+			continue
+		case k.Asked:
+			into = &asked
+		}
+		into.CPU += k.Use.CPU
+		into.Cores += k.Use.Cores
+		into.MemoryMB += k.Use.MemoryMB
+		into.DiskMB += k.Use.DiskMB
+	}
+	f.sub(&core.Resources{CPU: max(stopping.CPU, asked.CPU), Cores: max(stopping.Cores, asked.Cores), MemoryMB: max(stopping.MemoryMB, asked.MemoryMB), DiskMB: max(stopping.DiskMB, asked.DiskMB)})
 	slices.Sort(ports)
 	ports = slices.Compact(ports)
 	for _, p := range ports {
@@ -394,7 +464,46 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 		}
 	}
 	c.free[n], c.ports[n] = f, ports
-	c.Blocks[node.Block].Seq++
+	c.seq++
+	c.Blocks[node.Block].Seq = c.seq
+}
+
+// share takes cards that several claims hold out of what each would free, and
+// the other resources of those claims.
+func (c *Cluster) share(on []int32) {
+	count := map[int32]int{}
+	for _, h := range on {
+		for _, place := range c.holds[h].CardsOf {
+			count[place]++
+		}
+	}
+	for _, h := range on {
+		hold := &c.holds[h]
+		alone := make([]int32, 0, len(hold.CardsOf))
+		for _, place := range hold.CardsOf {
+			if count[place] == 1 {
+				alone = append(alone, place)
+			}
+		}
+		if len(alone) < len(hold.CardsOf) {
+			hold.Use = Use{Node: hold.Use.Node, Cards: alone}
+		}
+	}
+}
+
+func (f *Free) sub(r *core.Resources) {
+	f.CPU -= r.CPU
+	f.Cores -= r.Cores
+	f.MemoryMB -= r.MemoryMB
+	f.DiskMB -= r.DiskMB
+}
+
+// portRange is the range of a node's dynamic ports, Nomad's own by default.
+func portRange(n *core.Node) (lowest, highest int) {
+	if n.MaxPort == 0 {
+		return 20000, 32000
+	}
+	return n.MinPort, n.MaxPort
 }
 
 func compareClaims(a, b *core.Claim) int {

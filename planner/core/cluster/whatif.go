@@ -23,6 +23,7 @@ type saved struct {
 	free  Free
 	ports []int
 	bits  int // where its words start in savedBits
+	seq   uint64
 }
 
 // Mark starts a what-if; marks nest.
@@ -43,7 +44,7 @@ func (c *Cluster) Rollback(m Mark) {
 			copy(c.words[dev.Word:dev.Word+dev.Words], c.savedBits[at:])
 			at += int(dev.Words)
 		}
-		c.Blocks[node.Block].Seq++
+		c.Blocks[node.Block].Seq = s.seq
 		s.ports = nil
 	}
 	c.journal, c.savedBits = c.journal[:m.journal], c.savedBits[:m.bits]
@@ -53,12 +54,15 @@ func (c *Cluster) Rollback(m Mark) {
 // touch saves a node before its first change since the last mark.
 func (c *Cluster) touch(n int32) {
 	node := &c.Nodes[n]
-	c.Blocks[node.Block].Seq++
+	block := &c.Blocks[node.Block]
+	before := block.Seq
+	c.seq++
+	block.Seq = c.seq
 	if c.savedAt[n] == c.mark {
 		return
 	}
 	c.savedAt[n] = c.mark
-	c.journal = append(c.journal, saved{n, c.free[n], c.ports[n], len(c.savedBits)})
+	c.journal = append(c.journal, saved{n, c.free[n], c.ports[n], len(c.savedBits), before})
 	for d := range node.Devices {
 		dev := &node.Devices[d]
 		c.savedBits = append(c.savedBits, c.words[dev.Word:dev.Word+dev.Words]...)

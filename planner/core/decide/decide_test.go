@@ -39,7 +39,7 @@ func snapshot(nodes []core.Node, gangs ...core.Gang) *core.Snapshot {
 	for i := range gangs {
 		gangs[i].Sequence = int64(i)
 	}
-	return &core.Snapshot{Now: noon, Nodes: nodes, Gangs: gangs, Config: &core.Config{Levels: []core.Level{{Name: "leaf"}}, Queues: []core.Queue{{Name: "q", Weight: 1}}}}
+	return &core.Snapshot{Now: noon, Nodes: nodes, Gangs: gangs, Config: &core.Config{Levels: []core.Level{{Name: "leaf"}}, Queues: []core.Queue{{Name: "q", Weight: 1, Max: core.Unstated(), Lend: core.Unstated()}}}}
 }
 
 func TestGangStartsWholeWithinOneLeaf(t *testing.T) {
