@@ -214,6 +214,7 @@ func (s *server) TaskStats(req *driverpb.TaskStatsRequest, stream grpc.ServerStr
 	if err := s.plugin.TaskStats(ctx, req.GetTaskId(), interval, send); err != nil {
 		return err
 	}
+	end()
 	<-ctx.Done()
 	return ctx.Err()
 }

@@ -41,6 +41,9 @@ func Status(ctx context.Context, err error) error {
 			return st.Err()
 		}
 	}
+	if st, ok := err.(interface{ GRPCStatus() *status.Status }); ok && st.GRPCStatus().Code() == codes.Unimplemented {
+		return err // generated code's own, for a call that the server half leaves out
+	}
 	var call *CallError
 	if errors.As(err, &call) && (call.Code == codes.Unimplemented || call.Code == codes.InvalidArgument) {
 		return status.Error(call.Code, text)
