@@ -201,14 +201,18 @@ func (j *Job) Rescaled(other *Job) (raw json.RawMessage, changed []string, ok bo
 
 // Same tells whether two versions of a job ask for the same, whoever holds
 // them: the hold, the mark and what Nomad itself sets are left aside.
-func Same(a, b *Job) bool {
-	return bytes.Equal(comparable(a), comparable(b))
-}
+func Same(a, b *Job) bool { return bytes.Equal(comparable(a, true), comparable(b, true)) }
 
-func comparable(j *Job) []byte {
+// SameButUI is Same with the description for Nomad's UI left aside too.
+func SameButUI(a, b *Job) bool { return bytes.Equal(comparable(a, false), comparable(b, false)) }
+
+func comparable(j *Job, ui bool) []byte {
 	t := j.bare()
 	t["Constraints"] = without(list(t["Constraints"]), func(c Constraint) bool { return isHold(c) || isMark(c) })
-	return encode(prune(t).(map[string]any))
+	if !ui {
+		delete(t, "UI")
+	}
+	return encode(object(prune(t)))
 }
 
 // prune drops what a text may leave out: null and empty values. Nomad gives

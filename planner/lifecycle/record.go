@@ -1,0 +1,156 @@
+package lifecycle
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+)
+
+// roster gives the allocation of each place of the attempt, nil where there is
+// none, and the allocations that have no place.
+func (g *Gang) roster(live []*picture.Alloc) (roster, surplus []*picture.Alloc) {
+	roster = make([]*picture.Alloc, len(g.Saved.Places))
+	used := map[string]bool{}
+	// Two members of a group on one node are told apart by their cards, where
+	// Nomad gave them as planned; else any of them will do.
+	for _, exact := range []bool{true, false} {
+		for i, p := range g.Saved.Places {
+			if roster[i] != nil {
+				continue
+			}
+			for _, a := range live {
+				if !used[a.ID] && a.Group == p.Group && a.NodeID == p.Node && (!exact || sameCards(a, p)) {
+					roster[i], used[a.ID] = a, true
+					break
+				}
+			}
+		}
+	}
+	for _, a := range live {
+		if !used[a.ID] {
+			surplus = append(surplus, a)
+		}
+	}
+	return roster, surplus
+}
+
+func sameCards(a *picture.Alloc, p Place) bool {
+	want := map[core.CardID]bool{}
+	for _, ids := range p.Cards {
+		for _, id := range ids {
+			want[id] = true
+		}
+	}
+	n := 0
+	for _, d := range a.Devices {
+		for _, id := range d.IDs {
+			if !want[core.CardID(id)] {
+				return false
+			}
+			n++
+		}
+	}
+	return n == len(want)
+}
+
+// record is the attempt's record while it is placed. Members count tasks: a
+// group may run several under Muster's driver.
+func (g *Gang) record(roster []*picture.Alloc, v Seen) *contract.Record {
+	r := &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: g.Saved.Attempt, Phase: contract.PhasePlaced, Queue: g.QueueName(),
+		HoldUntil: g.Saved.Planned.Add(g.set.ReserveTimeout + time.Minute)}
+	for _, a := range roster {
+		if a == nil {
+			continue
+		}
+		for _, task := range g.tasks(a.Group) {
+			r.Members = append(r.Members, contract.Member{Index: len(r.Members), Alloc: a.ID, Task: task, Group: a.Group, Node: a.NodeName})
+		}
+	}
+	return r
+}
+
+// tasks of a group that run under Muster's driver.
+func (g *Gang) tasks(group string) []string {
+	var out []string
+	for i := range g.User.TaskGroups {
+		if g.User.TaskGroups[i].Name != group {
+			continue
+		}
+		for _, t := range g.User.TaskGroups[i].Tasks {
+			if t.Driver == contract.DriverName {
+				out = append(out, t.Name)
+			}
+		}
+	}
+	return out
+}
+
+func (g *Gang) ranks(group string) bool { return len(g.tasks(group)) > 0 }
+
+func (g *Gang) hasRanks() bool {
+	return slices.ContainsFunc(g.User.TaskGroups, func(t jobspec.Group) bool { return t.Count > 0 && g.ranks(t.Name) })
+}
+
+// worlds groups the record's members by the world that each reports: its group
+// or the whole job. The first member of each holds the store.
+func (g *Gang) worlds(record *contract.Record) error {
+	at := map[string]int{}
+	for i, m := range record.Members {
+		r := g.reports[member{m.Alloc, m.Task}]
+		name := cmp.Or(r.World, m.Group)
+		w, ok := at[name]
+		if !ok {
+			if r.Port == 0 || r.Address == "" {
+				return fmt.Errorf("member %d reports no address and port for the store of world %q", i, name)
+			}
+			w = len(record.Worlds)
+			at[name] = w
+			record.Worlds = append(record.Worlds, contract.World{Name: name, Host: r.Address, Port: r.Port, HostMember: i})
+		}
+		record.Worlds[w].Members = append(record.Worlds[w].Members, i)
+	}
+	return nil
+}
+
+// Member is one member of the current attempt, for whoever looks at the gang.
+type Member struct {
+	Index  int
+	Place  Place
+	Alloc  *picture.Alloc   // nil: not placed
+	Report *contract.Report // nil: none; of its first task with ranks
+	Task   string
+}
+
+// Members of the current attempt, by index.
+func (g *Gang) Members(allocs []*picture.Alloc) []Member {
+	if g.Saved.Phase == Waiting || g.User == nil {
+		return nil
+	}
+	var mine []*picture.Alloc
+	for _, a := range allocs {
+		if a.CreateIndex > g.Saved.Base {
+			mine = append(mine, a)
+		}
+	}
+	slices.SortFunc(mine, byName)
+	roster, _ := g.roster(mine)
+	out := make([]Member, len(roster))
+	for i, a := range roster {
+		out[i] = Member{Index: i, Place: g.Saved.Places[i], Alloc: a}
+		if a == nil {
+			continue
+		}
+		for _, task := range g.tasks(a.Group) {
+			if r, ok := g.reports[member{a.ID, task}]; ok && out[i].Report == nil {
+				out[i].Report, out[i].Task = &r, task
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,446 @@
+package lifecycle
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+)
+
+// start reserves a waiting gang's place: a dry run, the attempt's number and
+// place on record, then the registration of the pinned job.
+func (g *Gang) start(e Start) []Effect {
+	v := e.Seen
+	if _, ready := g.Ready(v); !ready || len(g.Faults) > 0 || len(e.Plan.Members) != g.User.Members() {
+		return nil
+	}
+	next := g.Saved
+	next.Phase, next.Adopted, next.Planned = Reserving, false, v.Now
+	next.Attempt++
+	next.Base = v.Job.JobModifyIndex
+	next.Record, next.Stop, next.Ask, next.Foreign, next.Damaged = nil, nil, nil, false, false
+	next.NotBefore, next.NotBeforeWhy = time.Time{}, ""
+	next.Victims = nil
+	for _, id := range e.Plan.After {
+		next.Victims = append(next.Victims, string(id))
+	}
+	next.Avoid = slices.DeleteFunc(slices.Clone(next.Avoid), func(a Avoid) bool { return !a.Until.After(v.Now) })
+	next.Places, next.Pin = g.pin(e.Plan, next.Attempt, v)
+	pinned, err := g.User.Pinned(*next.Pin)
+	if err != nil {
+		g.pause(v.Now, err.Error())
+		return nil
+	}
+	next.Stages = append(slices.Clone(g.Saved.Stages), Stage{contract.StagePlanned, v.Now, e.Plan.Score})
+	g.beginAttempt()
+	place := map[string]int{}
+	for _, p := range next.Places {
+		place[p.Group]++
+	}
+	return []Effect{
+		Check{Job: pinned, Place: place, Index: next.Base, Blocked: len(next.Victims) > 0},
+		Save{next},
+		Register{Job: pinned, Index: next.Base, Version: next.Version},
+	}
+}
+
+// pin turns a plan into the attempt's pins.
+func (g *Gang) pin(plan core.Start, attempt int, v Seen) ([]Place, *jobspec.Pin) {
+	members := slices.Clone(plan.Members)
+	slices.SortFunc(members, func(a, b core.Placement) int { return a.Member - b.Member })
+	pin := &jobspec.Pin{Attempt: attempt, Priority: g.set.MaxPriority, Groups: map[string]jobspec.GroupPin{}}
+	if g.set.Grace != nil {
+		pin.KillTimeout = g.set.Grace(g.QueueName())
+	}
+	if g.Meta.Grace > 0 {
+		pin.KillTimeout = g.Meta.Grace
+	}
+	pin.LevelAttribute, pin.LevelValues = g.narrowest(members, v)
+	places := make([]Place, len(members))
+	byGroup := map[string][]core.Placement{}
+	for i, m := range members {
+		places[i] = Place{Group: m.Group, Node: string(m.Node), Cards: m.Cards, Model: m.Model}
+		byGroup[m.Group] = append(byGroup[m.Group], m)
+	}
+	for i := range g.groups {
+		group := &g.groups[i]
+		if of := byGroup[group.Name]; len(of) > 0 {
+			pin.Groups[group.Name] = pinGroup(group, of, v, len(members) <= cardListMost)
+		}
+	}
+	return places, pin
+}
+
+// narrowest is the innermost topology level at which every member's node has a
+// name, with the names in use. Nomad skips all other nodes by their class.
+func (g *Gang) narrowest(members []core.Placement, v Seen) (attribute string, values []string) {
+	for level := len(g.set.Levels) - 1; level >= 0; level-- {
+		names := map[string]bool{}
+		for _, m := range members {
+			n := v.Node(string(m.Node))
+			if n == nil || level >= len(n.Domains) || n.Domains[level] == "" {
+				names = nil
+				break
+			}
+			names[n.Domains[level]] = true
+		}
+		if names == nil {
+			continue
+		}
+		for name := range names {
+			values = append(values, name)
+		}
+		sort.Strings(values)
+		return g.set.Levels[level].Attribute, values
+	}
+	return "", nil
+}
+
+func pinGroup(group *core.Group, members []core.Placement, v Seen, lists bool) jobspec.GroupPin {
+	pin := jobspec.GroupPin{}
+	perNode := map[core.NodeID]int{}
+	for _, m := range members {
+		perNode[m.Node]++
+	}
+	most, least := 0, len(members)
+	for id, n := range perNode {
+		pin.Nodes = append(pin.Nodes, string(id))
+		most, least = max(most, n), min(least, n)
+	}
+	sort.Strings(pin.Nodes)
+	pin.PerNode = most
+	place := map[string]int{} // of the ask within its task
+	for ask, d := range group.Devices {
+		at := place[d.Task]
+		place[d.Task]++
+		part := false
+		var ids []string
+		for _, m := range members {
+			if ask >= len(m.Cards) {
+				continue
+			}
+			part = part || len(m.Cards[ask])*perNode[m.Node] < groupSize(v.Node(string(m.Node)), m.Cards[ask])
+			for _, id := range m.Cards[ask] {
+				ids = append(ids, string(id))
+			}
+		}
+		uneven := most != least
+		if len(ids) == 0 || !(part && lists || uneven) {
+			continue
+		}
+		sort.Strings(ids)
+		pin.Cards = append(pin.Cards, jobspec.CardPin{Task: d.Task, Place: at, IDs: ids})
+		if uneven {
+			pin.PerNode = 0 // the cards say how many go where
+		}
+	}
+	return pin
+}
+
+// groupSize is the number of devices in the group that the given ones belong
+// to; unknown, it is one more than there are, so that they are pinned.
+func groupSize(n *picture.Node, ids []core.CardID) int {
+	if n != nil && len(ids) > 0 {
+		for i := range n.Devices {
+			for _, c := range n.Devices[i].Cards {
+				if c.ID == ids[0] {
+					return len(n.Devices[i].Cards)
+				}
+			}
+		}
+	}
+	return 1 << 30
+}
+
+// reserving: the pinned version is being registered, placed, and made ready.
+func (g *Gang) reserving(v Seen) []Effect {
+	s := &g.Saved
+	if v.Job == nil || v.Job.Stop {
+		return g.stop(v, *s, g.stopped(v, "its job was stopped before its ranks were released"))
+	}
+	if v.Job.Gang == nil || g.User == nil {
+		return g.stop(v, *s, Stop{Reason: ReasonUpdated, Text: "its job is no gang any more", Final: contract.StageCancelled, Member: -1})
+	}
+	job := v.Job.Gang
+	if !s.Adopted {
+		switch {
+		case job.JobModifyIndex == s.Base:
+			return g.registerAgain(v)
+		case job.Mark() != s.Attempt:
+			return g.stop(v, *s, Stop{Reason: ReasonUpdated, Text: "its job was registered by somebody else before its ranks were released", Site: true, Member: -1})
+		}
+		g.refused = ""
+	}
+	return g.placing(v, job)
+}
+
+// registerAgain: the job is as it was before the registration. Either Nomad
+// refused that, or nobody knows what came of it.
+func (g *Gang) registerAgain(v Seen) []Effect {
+	s := g.Saved
+	if g.refused != "" {
+		// Nothing carries the number yet: it is used again.
+		why := g.refused
+		g.refused = ""
+		s.Phase, s.Pin, s.Places, s.Base = Waiting, nil, nil, 0
+		s.Attempt--
+		s.NotBefore, s.NotBeforeWhy = v.Now.Add(pauseFirst), why
+		s.Stages = g.backInQueue(v.Now, "reservation-failed: "+why)
+		return []Effect{Save{s}}
+	}
+	pinned, err := g.User.Pinned(*s.Pin)
+	if err != nil {
+		return g.stop(v, s, Stop{Reason: ReasonReservation, Text: err.Error(), Site: true, Member: -1})
+	}
+	return []Effect{Register{Job: pinned, Index: s.Base, Version: s.Version}}
+}
+
+// placing watches the attempt's allocations come, and releases the gang once
+// all of its members are ready.
+func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
+	s := &g.Saved
+	late := !v.Now.Before(s.Planned.Add(g.set.ReserveTimeout))
+	g.wake(s.Planned.Add(g.set.ReserveTimeout))
+	for _, a := range v.Allocs {
+		if a.CreateIndex > s.Base && (a.Terminal() || a.Desired != "run") {
+			return g.lostBeforeRelease(v, a)
+		}
+	}
+	live := g.live(v, s.Base)
+	roster, surplus := g.roster(live)
+	var missing []string
+	for i, a := range roster {
+		switch {
+		case a == nil:
+			missing = append(missing, fmt.Sprintf("member %d (group %s)", i, s.Places[i].Group))
+		case a.Unknown() || nodeLost(v, a):
+			return g.stop(v, *s, Stop{Reason: ReasonNodeLost, Text: fmt.Sprintf("node %s was lost before the ranks were released", a.NodeName), Site: true, Member: i})
+		}
+	}
+	if len(surplus) > 0 {
+		return g.stop(v, *s, Stop{Reason: ReasonReservation, Text: fmt.Sprintf("Nomad placed %d allocations that the plan does not have", len(surplus)), Site: true, Member: -1})
+	}
+	e := g.evalOf(job.JobModifyIndex)
+	if len(missing) > 0 {
+		return g.short(v, e, len(roster), missing, late)
+	}
+	if e == nil || !e.Ended() {
+		if !s.Adopted && !g.elapsed("eval", v.Now, evalAfter) {
+			return nil
+		}
+		if !s.Adopted && !g.elapsed("eval-again", v.Now, 2*evalAfter) {
+			return g.refresh(v.Now)
+		}
+	}
+	at := live[0].Created
+	for _, a := range live {
+		if a.Created.After(at) {
+			at = a.Created
+		}
+	}
+	g.enter(contract.StagePlaced, at, "")
+	if g.published == "" && g.hasRanks() && !late {
+		return []Effect{Publish{g.record(roster, v)}}
+	}
+	return g.ready(v, roster, late)
+}
+
+// short: not all members have a place yet.
+func (g *Gang) short(v Seen, e *picture.Eval, want int, missing []string, late bool) []Effect {
+	s := &g.Saved
+	placed := want - len(missing)
+	why := ""
+	switch {
+	case late:
+		why = fmt.Sprintf("%d of %d members were placed within %s; missing: %s", placed, want, g.set.ReserveTimeout, some(missing))
+	case e == nil && !g.elapsed("eval", v.Now, evalAfter):
+		return nil
+	case e == nil:
+		return g.refresh(v.Now)
+	case !e.Ended() || len(s.Victims) > 0:
+		return nil
+	case e.Status != "complete":
+		why = fmt.Sprintf("Nomad's evaluation %s: %s", e.Status, e.Text)
+	case len(e.Failed) > 0:
+		why = fmt.Sprintf("Nomad placed %d of %d members: %s", placed, want, e.Why)
+	case !g.elapsed("short", v.Now, evalAfter):
+		return nil // the allocations' events are on their way
+	case !v.Fresh && !g.elapsed("short-again", v.Now, evalAfter):
+		return g.refresh(v.Now)
+	default:
+		why = fmt.Sprintf("Nomad's evaluation is complete, and it placed %d of %d members", placed, want)
+	}
+	return g.stop(v, *s, Stop{Reason: ReasonReservation, Text: why, Site: true, Member: -1})
+}
+
+// ready: all members are placed. Each has to report that it is held and that
+// its preflight is green; then the list is frozen and saved, and published.
+func (g *Gang) ready(v Seen, roster []*picture.Alloc, late bool) []Effect {
+	s := &g.Saved
+	record := g.record(roster, v)
+	var waiting, refused []string
+	stop := Stop{Reason: ReasonReservation, Member: -1}
+	next := *s
+	fetched, at := true, time.Time{}
+	for i := range record.Members {
+		m := &record.Members[i]
+		r, ok := g.reports[member{m.Alloc, m.Task}]
+		fetched = fetched && ok
+		if ok && r.At.After(at) {
+			at = r.At
+		}
+		switch {
+		case !ok || r.Attempt != s.Attempt || r.State != contract.StateReady && r.State != contract.StateRefused:
+			waiting = append(waiting, fmt.Sprintf("%s on node %s", m.Group, m.Node))
+			if ok && r.State == contract.StateEnded {
+				stop.Exit, stop.Member = r.Exit, i
+				refused = append(refused, fmt.Sprintf("member %d on node %s ended before it was released", i, m.Node))
+				stop.Site = true
+			}
+		case r.State == contract.StateRefused:
+			stop.Member = i
+			for _, p := range r.Problems {
+				refused = append(refused, fmt.Sprintf("node %s: %s: %s", m.Node, p.What, p.Text))
+				if stop.Site = stop.Site || p.Site; p.Site {
+					next.Avoid = avoid(next.Avoid, roster, m.Alloc, v.Now, p.Text)
+				}
+			}
+			if len(r.Problems) == 0 {
+				refused = append(refused, fmt.Sprintf("member %d on node %s refuses to start and does not say why", i, m.Node))
+				stop.Site = true
+			}
+		default:
+			m.Start, m.Address, m.Ranks = r.Start, r.Address, r.Ranks
+		}
+	}
+	for _, a := range roster {
+		if !g.ranks(a.Group) && a.Client != "running" {
+			waiting = append(waiting, fmt.Sprintf("%s on node %s", a.Group, a.NodeName))
+			fetched = false
+		}
+	}
+	if fetched {
+		if at.IsZero() {
+			at = v.Now
+		}
+		g.enter(contract.StageFetched, at, "")
+	}
+	switch {
+	case len(refused) > 0:
+		stop.Text = "preflight: " + some(refused)
+		stop.Reason = ReasonReservation
+		if stop.Exit == nil {
+			stop.Exit = &contract.Exit{Outcome: contract.OutcomeRefused, Code: -1, Rank: -1, Text: stop.Text, At: v.Now}
+		}
+		return g.stop(v, next, stop)
+	case len(waiting) > 0 && late:
+		stop.Text = fmt.Sprintf("%d of %d members were not ready within %s: %s", len(waiting), len(roster), g.set.ReserveTimeout, some(waiting))
+		stop.Site = true
+		return g.stop(v, next, stop)
+	case len(waiting) > 0:
+		return nil
+	}
+	return g.release(v, record)
+}
+
+// release freezes the record: saved first, then published, so that a planner
+// that starts again publishes it.
+func (g *Gang) release(v Seen, record *contract.Record) []Effect {
+	if err := g.worlds(record); err != nil {
+		g.wake(v.Now.Add(time.Second))
+		return nil
+	}
+	record.Phase = contract.PhaseReleased
+	if g.Meta.TimeLimit > 0 {
+		record.Deadline = v.Now.Add(g.Meta.TimeLimit)
+	}
+	next := g.Saved
+	next.Phase, next.Record = Released, record
+	if len(record.Members) == 0 {
+		g.enter(contract.StageStarted, v.Now, "")
+		next.Stages = g.Saved.Stages
+		return []Effect{Save{next}}
+	}
+	return []Effect{Save{next}, Publish{record}}
+}
+
+// lostBeforeRelease: an allocation ended, or was asked to, before anything was
+// released.
+func (g *Gang) lostBeforeRelease(v Seen, a *picture.Alloc) []Effect {
+	next := g.Saved
+	stop := Stop{Reason: ReasonReservation, Site: true, Member: -1,
+		Text: fmt.Sprintf("allocation %s (group %s, node %s) is %s before its rank was released", short(a.ID), a.Group, a.NodeName, a.Client)}
+	if a.Desired != "run" && !a.Terminal() {
+		stop.Text = fmt.Sprintf("allocation %s (group %s, node %s) was told to %s before its rank was released", short(a.ID), a.Group, a.NodeName, a.Desired)
+	}
+	for _, t := range a.Tasks {
+		if t.Why != "" && (t.Failed || a.Client == "failed") {
+			stop.Text += fmt.Sprintf(": task %q: %s", t.Name, t.Why)
+		}
+		if t.LastEvent == "Failed Validation" {
+			stop.Site = false // what the job says cannot be run anywhere
+			stop.Exit = &contract.Exit{Outcome: contract.OutcomeRefused, Code: -1, Rank: -1, Text: t.Why, At: v.Now}
+		}
+		if r, ok := g.reports[member{a.ID, t.Name}]; ok && r.State == contract.StateEnded && r.Exit != nil {
+			stop.Exit = r.Exit
+			stop.Text += ": " + r.Exit.Text
+		}
+		for _, p := range g.reports[member{a.ID, t.Name}].Problems {
+			stop.Text += ": " + p.Text
+			stop.Site = stop.Site && p.Site
+		}
+	}
+	if stop.Site && a.Client == "failed" {
+		next.Avoid = avoid(next.Avoid, []*picture.Alloc{a}, a.ID, v.Now, stop.Text)
+	}
+	return g.stop(v, next, stop)
+}
+
+// avoidFor is how long a gang keeps off a node that it failed on, times the
+// failures before.
+const avoidFor = 2 * time.Minute
+
+func avoid(list []Avoid, allocs []*picture.Alloc, alloc string, now time.Time, why string) []Avoid {
+	for _, a := range allocs {
+		if a == nil || a.ID != alloc {
+			continue
+		}
+		d := avoidFor
+		out := slices.Clone(list)
+		for i := range out {
+			if out[i].Node == a.NodeID {
+				out[i].Until, out[i].Why = now.Add(2*d), why
+				return out
+			}
+		}
+		return append(out, Avoid{Node: a.NodeID, Until: now.Add(d), Why: why})
+	}
+	return list
+}
+
+func nodeLost(v Seen, a *picture.Alloc) bool {
+	n := v.Node(a.NodeID)
+	return n != nil && (n.Status == "down" || n.Status == "disconnected")
+}
+
+func short(id string) string { return id[:min(8, len(id))] }
+
+// some is the first few of a list, as text.
+func some(list []string) string {
+	out := ""
+	for i, s := range list {
+		if i == 3 {
+			return fmt.Sprintf("%s and %d more", out, len(list)-i)
+		}
+		if i > 0 {
+			out += ", "
+		}
+		out += s
+	}
+	return out
+}

@@ -1,0 +1,274 @@
+package lifecycle
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+)
+
+// stop ends the attempt: on record first, then the members are told, then the
+// job is held again (or stopped for good), then every allocation is asked to
+// end; see stopping. Saved is the state with whatever else changed.
+func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
+	why.At = v.Now
+	told := next.Attempt > 0 && (next.Phase == Reserving || next.Phase == Released) && (g.published != "" || next.Record != nil || next.Phase == Reserving && !g.firstLook(v))
+	if why.Final == "" && why.Exit != nil && !why.Site && next.Retries >= g.Meta.Retries {
+		why.Final = contract.StageFailed
+	}
+	if why.Final == "" && why.Site && charged(why.Reason) && next.SiteFailures+1 >= g.set.MaxAttempts {
+		why.Final = contract.StageFailed
+		why.Text = fmt.Sprintf("%s (given up after %d failures of the site)", why.Text, next.SiteFailures+1)
+	}
+	if why.Final == "" && why.Reason == ReasonTimeLimit {
+		why.Final = contract.StageFailed
+	}
+	effects := []Effect{}
+	if told && g.User != nil {
+		ended := &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: next.Attempt, Phase: contract.PhaseEnded, Queue: g.QueueName(), Reason: why.Reason + ": " + why.Text}
+		if next.Record != nil {
+			ended.Members, ended.Worlds = next.Record.Members, next.Record.Worlds
+		} else {
+			roster, _ := g.roster(g.live(v, next.Base))
+			ended.Members = g.record(roster, v).Members
+		}
+		effects = append(effects, Publish{ended})
+	}
+	next.Phase, next.Stop, next.Stages = Stopping, &why, g.Saved.Stages
+	delete(g.since, "hold")
+	delete(g.since, "hold-again")
+	return append([]Effect{Save{next}}, effects...)
+}
+
+// firstLook: no member can know of the attempt yet, since it has no record.
+func (g *Gang) firstLook(v Seen) bool { return len(g.live(v, g.Saved.Base)) == 0 }
+
+// charged tells whether a reason counts against the attempts that the site may
+// fail: what the gang's own users and the planner's policy do does not.
+func charged(reason string) bool {
+	switch reason {
+	case ReasonPreempted, ReasonUpdated, ReasonStopped, ReasonDrain, ReasonAdopted:
+		return false
+	}
+	return true
+}
+
+// stopped is the end that a job gets whose user stopped it.
+func (g *Gang) stopped(v Seen, text string) Stop {
+	if v.Job == nil {
+		text = "its job was removed from Nomad"
+	}
+	return Stop{Reason: ReasonStopped, Text: text, Final: contract.StageCancelled, Member: -1}
+}
+
+// stopping: the attempt is being ended.
+func (g *Gang) stopping(v Seen) []Effect {
+	s := &g.Saved
+	if s.Stop.Final == "" && (v.Job == nil || v.Job.Stop) {
+		next := *s
+		why := *s.Stop
+		why.Final, why.Text = contract.StageCancelled, why.Text+"; its job was stopped"
+		next.Stop = &why
+		return []Effect{Save{next}}
+	}
+	live := g.live(v, 0)
+	switch {
+	case v.Job == nil || v.Job.Stop:
+	case s.Stop.Final != "":
+		return []Effect{Deregister{}}
+	case v.Job.Gang == nil:
+	case !v.Job.Gang.IsHeld():
+		if g.User == nil {
+			return nil
+		}
+		return []Effect{Register{Job: g.User.Held(), Index: v.Job.JobModifyIndex, Version: s.Version}}
+	default:
+		// An allocation that is stopped before Nomad evaluated the held job would
+		// be replaced.
+		if e := g.evalOf(v.Job.JobModifyIndex); e != nil && !e.Ended() {
+			return nil
+		} else if e == nil && !g.elapsed("hold", v.Now, evalAfter) {
+			return nil
+		} else if e == nil && !g.elapsed("hold-again", v.Now, 3*evalAfter) {
+			return g.refresh(v.Now)
+		}
+	}
+	var holding []*picture.Alloc
+	for _, a := range live {
+		if !g.away(v, a) {
+			holding = append(holding, a)
+		}
+	}
+	if len(holding) > 0 {
+		return g.stopLive(v, live)
+	}
+	if away := g.stopLive(v, live); away != nil {
+		return away // so that they end when their nodes return
+	}
+	return g.ended(v)
+}
+
+// away tells whether an allocation is out of reach, so that nothing waits for
+// it: its node is lost beyond the grace. Nomad ends it when the node returns,
+// and the attempt's number keeps it out until then.
+func (g *Gang) away(v Seen, a *picture.Alloc) bool {
+	n := v.Node(a.NodeID)
+	if n == nil {
+		return true // the node was removed
+	}
+	if !a.Unknown() && !nodeLost(v, a) {
+		return false
+	}
+	return g.lostFor(v, a, "away/"+a.ID)
+}
+
+// ended: nothing of the attempt is left. Its reports are read a last time, and
+// what it was is noted.
+func (g *Gang) ended(v Seen) []Effect {
+	s := &g.Saved
+	if s.Record != nil && g.since["last-reports"].IsZero() {
+		g.since["last-reports"] = v.Now
+		return []Effect{ReadReports{s.Attempt}}
+	}
+	why := *s.Stop
+	if s.Record != nil {
+		g.progress(v)
+		ends := g.ends(v)
+		// What really happened may have come in while the attempt was stopped:
+		// every member ended by itself (C15), or a cause behind the first sign.
+		if e := g.concluded(v, ends); e != nil && s.Stop.Final != contract.StageComplete {
+			return e
+		}
+		if why.Exit == nil && why.Reason != ReasonNodeLost {
+			why.Exit, why.Member = g.together(ends)
+		}
+	}
+	if why.Final != "" {
+		return g.finish(v, End{Stage: why.Final, At: v.Now, Text: why.Reason + ": " + why.Text, Exit: why.Exit, Member: why.Member}, &why)
+	}
+	return g.requeue(v, why)
+}
+
+// together is the exit that stands for all members of an attempt that was
+// asked to end.
+func (g *Gang) together(ends []ending) (*contract.Exit, int) {
+	var worst *ending
+	for i := range ends {
+		e := &ends[i]
+		if e.exit != nil && (worst == nil || later(e.exit.Outcome, worst.exit.Outcome)) {
+			worst = e
+		}
+	}
+	if worst == nil {
+		return nil, -1
+	}
+	return worst.exit, worst.index
+}
+
+// later orders what an asked member may have done, from what loses nothing to
+// what loses most.
+func later(a, b contract.Outcome) bool {
+	order := []contract.Outcome{contract.OutcomeComplete, contract.OutcomeCheckpointed, contract.OutcomeYielded, contract.OutcomePeer, contract.OutcomeKilled}
+	place := func(o contract.Outcome) int {
+		if i := slices.Index(order, o); i >= 0 {
+			return i
+		}
+		return len(order)
+	}
+	return place(a) > place(b)
+}
+
+// requeue puts the gang back into its queue.
+func (g *Gang) requeue(v Seen, why Stop) []Effect {
+	next := g.close(v, why)
+	next.Phase = Waiting
+	next.Damaged = why.Site && charged(why.Reason) && why.Reason != ReasonReservation
+	switch {
+	case why.Exit != nil && !why.Site:
+		next.Retries++
+	case why.Site && charged(why.Reason):
+		next.SiteFailures++
+		pause := min(pauseFirst<<min(next.SiteFailures-1, 20), pauseMost)
+		next.NotBefore, next.NotBeforeWhy = v.Now.Add(pause), fmt.Sprintf("%s: %s", why.Reason, why.Text)
+	}
+	next.Queued = v.Now
+	next.Stages = g.backInQueue(v.Now, fmt.Sprintf("%s: %s", why.Reason, why.Text))
+	effects := []Effect{}
+	if g.Saved.Attempt > 0 {
+		effects = append(effects, Remove{g.Saved.Attempt})
+	}
+	return append(effects, Save{next})
+}
+
+// backInQueue are the stages of a gang that is queued again.
+func (g *Gang) backInQueue(now time.Time, text string) []Stage {
+	out := []Stage{{Stage: contract.StageQueued, At: now, Text: text}}
+	for _, s := range g.Saved.Stages {
+		if s.Stage == contract.StageSubmitted {
+			out = append([]Stage{s}, out...)
+		}
+	}
+	return out
+}
+
+// close notes the attempt that ended.
+func (g *Gang) close(v Seen, why Stop) Saved {
+	next := g.Saved
+	if next.Planned.IsZero() && next.Record == nil {
+		next.Stop = nil
+		return next
+	}
+	a := Attempt{Number: next.Attempt, Outcome: why.Reason, Text: why.Text, Exit: why.Exit, Member: why.Member, Stages: next.Stages, Ended: v.Now}
+	if why.Exit != nil {
+		a.Outcome = string(why.Exit.Outcome)
+	}
+	for _, p := range next.Places {
+		name := p.Node
+		if n := v.Node(p.Node); n != nil {
+			name = n.Name
+		}
+		a.Nodes = append(a.Nodes, name)
+	}
+	next.Attempts = append(slices.Clone(next.Attempts), a)
+	if extra := len(next.Attempts) - attemptsKept; extra > 0 {
+		next.Attempts = next.Attempts[extra:]
+	}
+	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Victims = nil, nil, nil, nil, nil, nil
+	next.Planned, next.Adopted, next.Foreign = time.Time{}, false, false
+	return next
+}
+
+// finish ends the gang. A job that is held, or that somebody registered again
+// while it ran, is stopped first: it would wait or run once more.
+func (g *Gang) finish(v Seen, end End, why *Stop) []Effect {
+	s := &g.Saved
+	if why == nil {
+		why = &Stop{At: end.At, Reason: string(end.Stage), Text: end.Text, Exit: end.Exit, Member: end.Member, Final: end.Stage}
+	}
+	if v.Job != nil && !v.Job.Stop && (s.Foreign || v.Job.Gang != nil && v.Job.Gang.IsHeld()) {
+		next := *s
+		next.Phase, next.Stop = Stopping, why
+		return []Effect{Save{next}}
+	}
+	next := g.close(v, *why)
+	next.Phase, next.End, next.Text = Over, &end, nil
+	if v.Job != nil {
+		next.EndIndex = v.Job.JobModifyIndex
+	}
+	next.Stages = append(slices.Clone(s.Stages), Stage{Stage: end.Stage, At: end.At, Text: end.Text})
+	var effects []Effect
+	if s.Attempt > 0 {
+		effects = append(effects, Remove{s.Attempt})
+	}
+	if g.set.Tags && v.Job != nil && g.tagged {
+		effects = append(effects, Untag{})
+	}
+	if g.Stored == 0 && s.Attempt == 0 {
+		// It never ran: nothing has to be known of it by a later planner.
+		g.Saved = next
+		return effects
+	}
+	return append(effects, Save{next})
+}
