@@ -17,7 +17,13 @@ func (g *Gang) follow(v Seen) []Effect {
 		return nil
 	}
 	g.progress(v)
+	if g.publishAfter.After(v.Now) {
+		g.wake(g.publishAfter)
+	}
 	ends := g.ends(v)
+	if e := g.readReports(v); e != nil {
+		return e
+	}
 	if e := g.concluded(v, ends); e != nil {
 		return e
 	}
@@ -27,7 +33,7 @@ func (g *Gang) follow(v Seen) []Effect {
 	if e := g.broken(v, ends); e != nil {
 		return e
 	}
-	if g.published != contract.PhaseReleased && len(s.Record.Members) > 0 {
+	if g.published != contract.PhaseReleased && len(s.Record.Members) > 0 && !g.publishAfter.After(v.Now) {
 		return []Effect{Publish{g.asking(s.Record)}}
 	}
 	if e := g.asked(v); e != nil {
@@ -39,6 +45,21 @@ func (g *Gang) follow(v Seen) []Effect {
 		return g.stopLive(v, surplus)
 	}
 	return nil
+}
+
+// readReports reads the reports of members whose end Nomad shows before their
+// report came, every few seconds until exit takes Nomad's word.
+func (g *Gang) readReports(v Seen) []Effect {
+	if !g.wantReports {
+		return nil
+	}
+	g.wantReports = false
+	if at, ok := g.since["reports"]; ok && v.Now.Sub(at) < 2*time.Second {
+		g.wake(at.Add(2 * time.Second))
+		return nil
+	}
+	g.since["reports"] = v.Now
+	return []Effect{ReadReports{g.Saved.Attempt}}
 }
 
 // ending is how one member stands.
@@ -111,6 +132,7 @@ func (g *Gang) exit(v Seen, a *picture.Alloc, id, task string) *contract.Exit {
 	case task == "":
 		return plainExit(a)
 	case !g.elapsed("exit/"+id, v.Now, exitAfter):
+		g.wantReports = true
 		return nil // its report is on its way
 	}
 	for _, t := range a.Tasks {
@@ -317,7 +339,7 @@ func (g *Gang) asked(v Seen) []Effect {
 		return g.stop(v, *s, Stop{Reason: s.Ask.Reason, Site: true, Member: -1, Text: fmt.Sprintf("%s: the grace of %s is over", s.Ask.Why, s.Ask.Grace)})
 	}
 	g.wake(s.Ask.By)
-	if !g.askSent && len(s.Record.Members) > 0 {
+	if !g.askSent && len(s.Record.Members) > 0 && !g.publishAfter.After(v.Now) {
 		return []Effect{Publish{g.asking(s.Record)}}
 	}
 	return nil

@@ -36,6 +36,8 @@ package lifecycle
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -124,6 +126,23 @@ type Saved struct {
 // savedVersion is the version of Saved that this build writes.
 const savedVersion = 1
 
+// Check tells what is wrong with a state that was read back.
+func (s *Saved) Check() error {
+	switch {
+	case s.V != savedVersion:
+		return fmt.Errorf("version %d of a gang's state is not known here (this build reads %d)", s.V, savedVersion)
+	case s.Phase != Waiting && s.Phase != Reserving && s.Phase != Released && s.Phase != Stopping && s.Phase != Over:
+		return fmt.Errorf("phase %q is not known", s.Phase)
+	case s.Phase == Released && s.Record == nil:
+		return errors.New("the gang is released and has no record")
+	case s.Phase == Stopping && s.Stop == nil:
+		return errors.New("the gang is being stopped, and it is not known why")
+	case s.Phase == Reserving && s.Pin == nil && !s.Adopted:
+		return errors.New("the gang is being placed, and it is not known where")
+	}
+	return nil
+}
+
 // Place is where one member goes.
 type Place struct {
 	Group string `json:"group"`
@@ -206,11 +225,9 @@ type Settings struct {
 	Grace func(queue string) time.Duration
 	// Tags: the server knows version tags (Nomad 1.9 and later).
 	Tags bool
-	// Queue names a job's queue where it names none; "": none is bound to the
-	// namespace.
-	Queue func(namespace string) string
-	// Queues that exist.
-	Known func(queue string) bool
+	// Queue finds the queue that a job of a namespace belongs to, named being
+	// what its meta block says, or tells why there is none.
+	Queue func(named, namespace string) (string, []contract.Fault)
 }
 
 // cardListMost is the largest gang whose device blocks are pinned to exact
@@ -237,6 +254,7 @@ type Gang struct {
 
 	set    *Settings
 	groups []core.Group
+	queue  string
 	// update is a version that becomes the user's once that is saved.
 	update *jobspec.Job
 	// Reports are the newest of the attempt, by allocation and task.
@@ -249,6 +267,10 @@ type Gang struct {
 	// telling that it has the ask.
 	published contract.Phase
 	askSent   bool
+	// publishAfter is when a publication that failed is tried again.
+	publishAfter time.Time
+	// wantReports: a member's end was seen and its report was not.
+	wantReports bool
 	// floor is the JobModifyIndex of our last write: what is older is not seen
 	// yet.
 	floor      uint64

@@ -69,10 +69,21 @@ func (g *Gang) record(roster []*picture.Alloc, v Seen) *contract.Record {
 			continue
 		}
 		for _, task := range g.tasks(a.Group) {
-			r.Members = append(r.Members, contract.Member{Index: len(r.Members), Alloc: a.ID, Task: task, Group: a.Group, Node: a.NodeName})
+			r.Members = append(r.Members, contract.Member{Index: len(r.Members), Alloc: a.ID, Task: task, Group: a.Group, Node: a.NodeName, Cards: g.cards(a, task)})
 		}
 	}
 	return r
+}
+
+// cards that one task of an allocation was given.
+func (g *Gang) cards(a *picture.Alloc, task string) int {
+	n := 0
+	for _, d := range a.Devices {
+		if d.Task == task && slices.Contains(g.set.CardTypes, d.Type) {
+			n += len(d.IDs)
+		}
+	}
+	return n
 }
 
 // tasks of a group that run under Muster's driver.

@@ -205,7 +205,9 @@ func (g *Gang) registerAgain(v Seen) []Effect {
 func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 	s := &g.Saved
 	late := !v.Now.Before(s.Planned.Add(g.set.ReserveTimeout))
-	g.wake(s.Planned.Add(g.set.ReserveTimeout))
+	if !late {
+		g.wake(s.Planned.Add(g.set.ReserveTimeout))
+	}
 	for _, a := range v.Allocs {
 		if a.CreateIndex > s.Base && (a.Terminal() || a.Desired != "run") {
 			return g.lostBeforeRelease(v, a)
@@ -244,7 +246,7 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 		}
 	}
 	g.enter(contract.StagePlaced, at, "")
-	if g.published == "" && g.hasRanks() && !late {
+	if g.published == "" && g.hasRanks() && !late && !g.publishAfter.After(v.Now) {
 		return []Effect{Publish{g.record(roster, v)}}
 	}
 	return g.ready(v, roster, late)
@@ -315,7 +317,7 @@ func (g *Gang) ready(v Seen, roster []*picture.Alloc, late bool) []Effect {
 				stop.Site = true
 			}
 		default:
-			m.Start, m.Address, m.Ranks = r.Start, r.Address, r.Ranks
+			m.Start, m.Address, m.Ranks, m.Supervisor = r.Start, r.Address, r.Ranks, r.Supervisor
 		}
 	}
 	for _, a := range roster {

@@ -202,6 +202,9 @@ func (g *Gang) refresh(now time.Time) []Effect {
 }
 
 func (g *Gang) wake(at time.Time) {
+	if at.IsZero() {
+		return
+	}
 	if g.Wake.IsZero() || at.Before(g.Wake) {
 		g.Wake = at
 	}
@@ -358,23 +361,12 @@ func (g *Gang) setUser(job *jobspec.Job) {
 func (g *Gang) read() {
 	g.groups = g.User.Groups()
 	g.Meta, g.Faults = g.User.Want(g.set.CardTypes)
-	if q := g.QueueName(); q == "" {
-		g.Faults = append(g.Faults, contract.Fault{Field: "meta." + contract.MetaQueue, Want: "a queue: none is bound to the namespace " + g.ID.Namespace})
-	} else if g.set.Known != nil && !g.set.Known(q) {
-		g.Faults = append(g.Faults, contract.Fault{Field: "meta." + contract.MetaQueue, Value: q, Want: "a queue of the planner's configuration"})
-	}
+	queue, faults := g.set.Queue(g.User.Meta[contract.MetaQueue], g.ID.Namespace)
+	g.queue, g.Faults = cmp.Or(queue, g.User.Meta[contract.MetaQueue]), append(g.Faults, faults...)
 }
 
-// QueueName is the queue that the gang waits in.
-func (g *Gang) QueueName() string {
-	if g.User != nil && g.User.Meta[contract.MetaQueue] != "" {
-		return g.User.Meta[contract.MetaQueue]
-	}
-	if g.set.Queue == nil {
-		return ""
-	}
-	return g.set.Queue(g.ID.Namespace)
-}
+// QueueName is the queue that the gang belongs to; "": none.
+func (g *Gang) QueueName() string { return g.queue }
 
 // enter notes a stage, once per attempt.
 func (g *Gang) enter(s contract.Stage, at time.Time, text string) {
@@ -429,7 +421,6 @@ func (g *Gang) done(d Done) {
 		}
 	}
 	g.failed(d)
-	g.wake(d.Now) // look at once what follows
 }
 
 // failed takes over the effect that was not carried out.
@@ -457,16 +448,15 @@ func (g *Gang) failed(d Done) {
 			g.tagged = true
 		}
 	case ReadReports:
-		if g.failures < 5 {
-			delete(g.since, "last-reports")
-		}
+		return // whoever wants them asks again in its own time
 	case Publish:
+		// Nothing else waits for it: an attempt is stopped without a word to its
+		// members where there is no way to tell them.
+		g.publishAfter = d.Now.Add(time.Second)
 		if e.Record.Phase == contract.PhaseEnded {
-			// Stopping the allocations ends the members as well: nothing waits for
-			// this one.
 			g.published = contract.PhaseEnded
-			return
 		}
+		return
 	}
 	// The next step would most likely want the same again.
 	g.failures++

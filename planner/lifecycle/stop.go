@@ -128,7 +128,7 @@ func (g *Gang) away(v Seen, a *picture.Alloc) bool {
 // what it was is noted.
 func (g *Gang) ended(v Seen) []Effect {
 	s := &g.Saved
-	if s.Record != nil && g.since["last-reports"].IsZero() {
+	if _, read := g.since["last-reports"]; s.Record != nil && !read {
 		g.since["last-reports"] = v.Now
 		return []Effect{ReadReports{s.Attempt}}
 	}

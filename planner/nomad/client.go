@@ -22,6 +22,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
 
 // Options says how Nomad is reached. Empty fields are taken from the
@@ -34,6 +35,9 @@ type Options struct {
 	Timeout time.Duration
 	// Called, if set, sees every call's operation, length and error.
 	Called func(operation string, took time.Duration, err error)
+	// Before, if set, is asked before every call; its error takes the call's
+	// place. Tests cut a planner's life short with it.
+	Before func(operation string) error
 }
 
 // maxConnections to the agent: Nomad's agents cut a client address off at 100,
@@ -45,6 +49,7 @@ type Client struct {
 	api     *api.Client
 	timeout time.Duration
 	called  func(string, time.Duration, error)
+	before  func(string) error
 	address string
 }
 
@@ -89,7 +94,7 @@ func NewClient(o Options) (*Client, error) {
 	if o.Called == nil {
 		o.Called = func(string, time.Duration, error) {}
 	}
-	return &Client{api: c, timeout: o.Timeout, called: o.Called, address: cfg.Address}, nil
+	return &Client{api: c, timeout: o.Timeout, called: o.Called, before: o.Before, address: cfg.Address}, nil
 }
 
 // Address that the client calls.
@@ -118,6 +123,9 @@ var ErrConflict = errors.New("changed meanwhile")
 
 // NotFound tells whether an error is Nomad's 404.
 func NotFound(err error) bool { return status(err) == http.StatusNotFound }
+
+// Forbidden tells whether an error is a refused token.
+func Forbidden(err error) bool { return status(err) == http.StatusForbidden }
 
 // Unsupported tells whether an error says that the server has no such
 // endpoint: an older Nomad.
@@ -162,7 +170,13 @@ func (c *Client) do(ctx context.Context, operation string, f func(ctx context.Co
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	start := time.Now()
-	err := f(ctx)
+	var err error
+	if c.before != nil {
+		err = c.before(operation)
+	}
+	if err == nil {
+		err = f(ctx)
+	}
 	if err != nil {
 		call := &CallError{Operation: operation, Err: err}
 		var answered api.UnexpectedResponseError
@@ -261,13 +275,16 @@ func (c *Client) Register(ctx context.Context, namespace, id string, r Registrat
 // DryRun is what Nomad's scheduler would do with a job.
 type DryRun struct {
 	JobModifyIndex uint64
-	FailedTGAllocs map[string]json.RawMessage
+	FailedTGAllocs map[string]*picture.Unplaced
 	Warnings       string
 	Annotations    *struct {
 		DesiredTGUpdates map[string]struct{ Place, Stop, Migrate, DestructiveUpdate, InPlaceUpdate, Preemptions int }
 		PreemptedAllocs  []struct{ ID, JobID, Namespace string }
 	}
 }
+
+// WhyNot is what the scheduler says of the first group without a place.
+func (d DryRun) WhyNot() string { return picture.WhyNot(d.FailedTGAllocs) }
 
 // Plan asks Nomad's scheduler what it would do; nothing changes.
 func (c *Client) Plan(ctx context.Context, namespace, id string, job json.RawMessage) (DryRun, error) {
@@ -338,11 +355,12 @@ func (c *Client) Untag(ctx context.Context, namespace, id, tag string) error {
 	return err
 }
 
-// Parse turns HCL into a job's JSON.
+// Parse turns HCL into a job's JSON, not canonicalized: what the user left out
+// is null.
 func (c *Client) Parse(ctx context.Context, hcl, variables string) (json.RawMessage, error) {
 	var raw json.RawMessage
 	err := c.do(ctx, "parse job", func(ctx context.Context) error {
-		_, err := c.api.Raw().Write("/v1/jobs/parse", map[string]any{"JobHCL": hcl, "Variables": variables, "Canonicalize": true}, &raw, write(ctx, ""))
+		_, err := c.api.Raw().Write("/v1/jobs/parse", map[string]any{"JobHCL": hcl, "Variables": variables, "Canonicalize": false}, &raw, write(ctx, ""))
 		return err
 	})
 	return raw, err
@@ -393,6 +411,16 @@ func (c *Client) Server(ctx context.Context) (Server, error) {
 		}
 	}
 	return out, nil
+}
+
+// HasTags tells whether the server knows tags of job versions (Nomad 1.9). A
+// server whose version is not known is asked to try.
+func (s Server) HasTags() bool {
+	var major, minor int
+	if _, err := fmt.Sscanf(s.Version, "%d.%d", &major, &minor); err != nil {
+		return true
+	}
+	return major > 1 || major == 1 && minor >= 9
 }
 
 // Saved is one stored variable.

@@ -21,6 +21,9 @@ type ConsulOptions struct {
 	TLSSkipVerify                                bool
 	// Called, if set, sees every call's operation, length and error.
 	Called func(operation string, took time.Duration, err error)
+	// Before, if set, is asked before every call; its error takes the call's
+	// place.
+	Before func(operation string) error
 	Log    *slog.Logger
 }
 
@@ -36,12 +39,30 @@ const (
 type Consul struct {
 	client *consul.Client
 	called func(string, time.Duration, error)
+	before func(string) error
 	log    *slog.Logger
 	slots  chan struct{}
 	mu     sync.Mutex
 	// last is the index at which this process wrote each gang's record, which
 	// saves reading it before writing it again.
 	last map[contract.GangID]uint64
+	// heard is the last good answer, wrong the error of the last call.
+	heard time.Time
+	wrong error
+	addr  string
+}
+
+// Address that is called.
+func (c *Consul) Address() string { return c.addr }
+
+// Contact tells whether the last call was answered.
+func (c *Consul) Contact() (ok bool, last time.Time, err string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.wrong != nil {
+		return false, c.heard, c.wrong.Error()
+	}
+	return true, c.heard, ""
 }
 
 // NewConsul makes the Channel; it does not call anybody yet.
@@ -68,10 +89,13 @@ func NewConsul(o ConsulOptions) (*Consul, error) {
 	if o.Called == nil {
 		o.Called = func(string, time.Duration, error) {}
 	}
+	if o.Before == nil {
+		o.Before = func(string) error { return nil }
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Consul{client: c, called: o.Called, log: o.Log, slots: make(chan struct{}, watchesAtOnce), last: map[contract.GangID]uint64{}}, nil
+	return &Consul{client: c, called: o.Called, before: o.Before, log: o.Log, slots: make(chan struct{}, watchesAtOnce), last: map[contract.GangID]uint64{}, addr: cfg.Address}, nil
 }
 
 // Ping asks for the leader and fails where there is none.
@@ -85,6 +109,11 @@ func (c *Consul) Ping(ctx context.Context) error {
 
 func (c *Consul) done(operation string, start time.Time, err error) error {
 	c.called(operation, time.Since(start), err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.wrong = err; err == nil {
+		c.heard = time.Now()
+	}
 	return err
 }
 
@@ -99,6 +128,9 @@ func (c *Consul) Publish(ctx context.Context, record *contract.Record) error {
 	index := c.last[record.Gang] // 0: the key must not exist, since the last attempt's was removed
 	c.mu.Unlock()
 	for range 6 {
+		if err := c.before("publish"); err != nil {
+			return err
+		}
 		start := time.Now()
 		ok, answer, _, err := c.client.KV().Txn(consul.KVTxnOps{{Verb: consul.KVCAS, Key: key, Value: body, Index: index}}, (&consul.QueryOptions{}).WithContext(ctx))
 		if c.done("publish", start, err) != nil {
@@ -136,6 +168,9 @@ func (c *Consul) remember(gang contract.GangID, index uint64) {
 }
 
 func (c *Consul) read(ctx context.Context, key string) (*consul.KVPair, error) {
+	if err := c.before("read"); err != nil {
+		return nil, err
+	}
 	start := time.Now()
 	pair, _, err := c.client.KV().Get(key, (&consul.QueryOptions{RequireConsistent: true}).WithContext(ctx))
 	return pair, c.done("read", start, err)
@@ -149,6 +184,9 @@ func (c *Consul) Reports(ctx context.Context, gang contract.GangID, attempt int)
 }
 
 func (c *Consul) list(ctx context.Context, gang contract.GangID, attempt int, index uint64) ([]contract.Report, uint64, error) {
+	if err := c.before("reports"); err != nil {
+		return nil, 0, err
+	}
 	start := time.Now()
 	q := &consul.QueryOptions{WaitIndex: index, WaitTime: watchWait}
 	prefix := gang.AttemptPrefix(attempt) + "members/"
@@ -221,6 +259,9 @@ func (c *Consul) look(ctx context.Context, gang contract.GangID, attempt int, in
 // Remove deletes the attempt's folder, and the record where it is still the
 // attempt's.
 func (c *Consul) Remove(ctx context.Context, gang contract.GangID, attempt int) error {
+	if err := c.before("remove"); err != nil {
+		return err
+	}
 	start := time.Now()
 	_, err := c.client.KV().DeleteTree(gang.AttemptPrefix(attempt), (&consul.WriteOptions{}).WithContext(ctx))
 	if c.done("remove", start, err) != nil {
@@ -237,6 +278,9 @@ func (c *Consul) Remove(ctx context.Context, gang contract.GangID, attempt int) 
 		var there contract.Record
 		if err := json.Unmarshal(pair.Value, &there); err == nil && there.Attempt > attempt {
 			break
+		}
+		if err := c.before("remove"); err != nil {
+			return err
 		}
 		start := time.Now()
 		ok, _, err := c.client.KV().DeleteCAS(pair, (&consul.WriteOptions{}).WithContext(ctx))

@@ -547,32 +547,53 @@ func sortedKeys[V any](m map[string]V) []string {
 type WireEval struct {
 	ID, Namespace, JobID, Status, StatusDescription, TriggeredBy string
 	JobModifyIndex, CreateIndex, ModifyIndex                     uint64
-	FailedTGAllocs                                               map[string]*struct {
-		ConstraintFiltered map[string]int
-		DimensionExhausted map[string]int
-		NodesEvaluated     int
-	}
+	FailedTGAllocs                                               map[string]*Unplaced
+}
+
+// Unplaced is what the scheduler tells of a group that found no place.
+type Unplaced struct {
+	ConstraintFiltered map[string]int
+	DimensionExhausted map[string]int
+	NodesEvaluated     int
 }
 
 // Eval is what the planner keeps of it.
 func (w *WireEval) Eval() *Eval {
 	e := &Eval{ID: w.ID, Namespace: cmp.Or(w.Namespace, "default"), JobID: w.JobID, Status: w.Status, Text: w.StatusDescription, TriggeredBy: w.TriggeredBy,
-		JobModifyIndex: w.JobModifyIndex, CreateIndex: w.CreateIndex, Index: w.ModifyIndex}
-	for _, group := range sortedKeys(w.FailedTGAllocs) {
+		JobModifyIndex: w.JobModifyIndex, CreateIndex: w.CreateIndex, Index: w.ModifyIndex, Why: WhyNot(w.FailedTGAllocs)}
+	for group := range w.FailedTGAllocs {
 		if e.Failed == nil {
 			e.Failed = map[string]bool{}
 		}
 		e.Failed[group] = true
-		if m := w.FailedTGAllocs[group]; m != nil && e.Why == "" {
-			var parts []string
-			for _, c := range sortedKeys(m.ConstraintFiltered) {
-				parts = append(parts, fmt.Sprintf("constraint %q filtered %d nodes", c, m.ConstraintFiltered[c]))
-			}
-			for _, d := range sortedKeys(m.DimensionExhausted) {
-				parts = append(parts, fmt.Sprintf("%s exhausted on %d nodes", d, m.DimensionExhausted[d]))
-			}
-			e.Why = fmt.Sprintf("group %q: %s", group, cmp.Or(strings.Join(parts, ", "), fmt.Sprintf("none of %d nodes", m.NodesEvaluated)))
-		}
 	}
 	return e
+}
+
+// WhyNot is what the scheduler says of the first group that found no place, as
+// one line; "": all found one.
+func WhyNot(failed map[string]*Unplaced) string {
+	for _, group := range sortedKeys(failed) {
+		m := failed[group]
+		if m == nil {
+			continue
+		}
+		var parts []string
+		for _, c := range sortedKeys(m.ConstraintFiltered) {
+			parts = append(parts, fmt.Sprintf("constraint %q filtered %d nodes", cut(c), m.ConstraintFiltered[c]))
+		}
+		for _, d := range sortedKeys(m.DimensionExhausted) {
+			parts = append(parts, fmt.Sprintf("%s exhausted on %d nodes", d, m.DimensionExhausted[d]))
+		}
+		return fmt.Sprintf("group %q: %s", group, cmp.Or(strings.Join(parts, ", "), fmt.Sprintf("none of %d nodes", m.NodesEvaluated)))
+	}
+	return ""
+}
+
+// cut shortens a constraint that lists many ids.
+func cut(text string) string {
+	if len(text) > 120 {
+		return text[:100] + "..."
+	}
+	return text
 }

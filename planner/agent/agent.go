@@ -1,0 +1,279 @@
+// Package agent is the running planner: it keeps the picture of the cluster
+// (planner/nomad), steps every gang's state machine (planner/lifecycle), asks
+// the decision core for plans (planner/core), and carries the effects out.
+//
+// # How it runs
+//
+// One goroutine, the loop, owns all state. What happens outside comes to it as
+// deltas of the picture, members' reports, and the outcomes of effects; after
+// each batch it steps the gangs that these concern, decides where something
+// changed that a decision rests on, and sleeps until the next news or the
+// earliest time that a gang wants to be woken. A gang's effects are carried out
+// by a goroutine of its own, in order, while the gang itself rests; so slow
+// calls for one gang hold up no other.
+//
+// Nothing is decided before the picture is whole and every saved gang is
+// loaded. A graceful stop leaves gangs as they are; a new planner goes on.
+//
+// One instance runs at a time: writes are guarded by the jobs' modify indexes
+// and the variables' own, so a second one would be refused rather than do harm.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/config"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/decide"
+	"github.com/nomad-muster/muster/planner/httpapi"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+	"github.com/nomad-muster/muster/planner/release"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Options make an Agent. Only Config is needed.
+type Options struct {
+	Config *config.Live
+	Log    *slog.Logger
+	// Decider decides; nil: the production core.
+	Decider core.Decider
+	// Registry takes the metrics; nil: one of its own.
+	Registry *prometheus.Registry
+	// Timing of the watcher, and Slow, the longest time between two decisions
+	// (10 s).
+	Timing nomad.Timing
+	Slow   time.Duration
+	// Before, if set, is asked before every call to Nomad and Consul; its error
+	// takes the call's place.
+	Before func(operation string) error
+}
+
+// Agent is the planner. Its exported methods may be called from any goroutine.
+type Agent struct {
+	config  *config.Live
+	log     *slog.Logger
+	client  *nomad.Client
+	consul  *release.Consul // nil: none
+	channel release.Router
+	watcher *nomad.Watcher
+	decider core.Decider
+	feed    *httpapi.Feed
+	metrics *metrics
+	slow    time.Duration
+
+	inbox inbox
+
+	storeMu sync.Mutex
+	stored  map[contract.GangID]uint64 // indexes of the gangs' variables
+
+	// mu guards state: the loop writes it, the API reads it.
+	mu    sync.RWMutex
+	state state
+}
+
+// New makes an Agent; Run starts it.
+func New(o Options) (*Agent, error) {
+	if o.Config == nil {
+		return nil, errors.New("make planner: no configuration")
+	}
+	cfg := o.Config.Current()
+	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), stored: map[contract.GangID]uint64{}}
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+	}
+	if a.decider == nil {
+		a.decider = decide.New()
+	}
+	if a.slow == 0 {
+		a.slow = 10 * time.Second
+	}
+	if o.Registry == nil {
+		o.Registry = prometheus.NewRegistry()
+	}
+	a.metrics = newMetrics(o.Registry)
+	var err error
+	n := cfg.Nomad
+	a.client, err = nomad.NewClient(nomad.Options{Address: n.Address, Region: n.Region, Token: n.Token, CACert: n.CACert, ClientCert: n.ClientCert, ClientKey: n.ClientKey,
+		TLSServerName: n.TLSServerName, TLSSkipVerify: n.TLSSkipVerify, Called: a.metrics.called("nomad"), Before: o.Before})
+	if err != nil {
+		return nil, err
+	}
+	if c := cfg.Consul; !c.Disabled {
+		a.consul, err = release.NewConsul(release.ConsulOptions{Address: c.Address, Token: c.Token, Namespace: c.Namespace, Partition: c.Partition,
+			CACert: c.CACert, ClientCert: c.ClientCert, ClientKey: c.ClientKey, TLSServerName: c.TLSServerName, TLSSkipVerify: c.TLSSkipVerify,
+			Called: a.metrics.called("consul"), Before: o.Before, Log: a.log})
+		if err != nil {
+			return nil, err
+		}
+	}
+	a.channel = release.Router{Consul: a.consul, Signals: release.Signals{Nomad: a.client}, BySignal: a.bySignal}
+	a.watcher = nomad.NewWatcher(a.client, cfg.Core.Levels, o.Timing, a.log)
+	a.feed = httpapi.NewFeed(4096, uint64(time.Now().UnixNano()))
+	a.state = newState()
+	return a, nil
+}
+
+// Feed is the stream of the planner's events.
+func (a *Agent) Feed() *httpapi.Feed { return a.feed }
+
+// Run plans until ctx ends. It returns early only where it cannot start at
+// all.
+func (a *Agent) Run(ctx context.Context) error {
+	a.state.started = time.Now()
+	server, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	a.state.server = server
+	a.state.set = a.settings(a.config.Current(), server)
+	a.mu.Unlock()
+	a.log.Info("planner started", "nomad", a.client.Address(), "version", server.Version, "region", server.Region, "consul", a.consul != nil)
+
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		a.watcher.Run(ctx, a.inbox.delta)
+	}()
+	saved, err := a.loadAll(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("load what was saved of the gangs: %w", err)
+	}
+	a.restore(saved)
+	a.loop(ctx, &wg)
+	return nil
+}
+
+// connect waits for Nomad: a planner that starts before its servers is no
+// error.
+func (a *Agent) connect(ctx context.Context) (nomad.Server, error) {
+	pause := 500 * time.Millisecond
+	for {
+		server, err := a.client.Server(ctx)
+		if err == nil {
+			return server, nil
+		}
+		if nomad.Forbidden(err) {
+			return server, fmt.Errorf("Nomad at %s refuses the planner's token: %w", a.client.Address(), err)
+		}
+		a.log.Warn("waiting for Nomad", "address", a.client.Address(), "error", err)
+		a.mu.Lock()
+		a.state.contact = nomad.Contact{Err: err, At: time.Now()}
+		a.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return server, ctx.Err()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 10*time.Second)
+	}
+}
+
+// settings are what the state machines need of configuration and server.
+func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Settings {
+	c := &cfg.Core
+	return &lifecycle.Settings{
+		Region: server.Region, MaxPriority: server.MaxPriority, Levels: c.Levels, CardTypes: c.CardTypes,
+		ReserveTimeout: c.ReserveTimeout, LostGrace: cfg.LostGrace, MaxAttempts: c.MaxAttempts, Tags: server.HasTags(),
+		Grace: func(queue string) time.Duration {
+			for i := range c.Queues {
+				if string(c.Queues[i].Name) == queue {
+					return c.Queues[i].Preempt.Grace
+				}
+			}
+			return 0
+		},
+		Queue: func(named, namespace string) (string, []contract.Fault) { return queueOf(c, named, namespace) },
+	}
+}
+
+// Reload puts a configuration in force that config.Live has taken.
+func (a *Agent) Reload() {
+	a.inbox.do(func(s *state) {
+		s.set = a.settings(a.config.Current(), s.server)
+		for _, e := range s.gangs {
+			e.gang.Configure(s.set)
+			e.dirty = true
+		}
+		s.decideSoon = true
+	})
+}
+
+// bySignal tells whether a member's node does not listen to Consul.
+func (a *Agent) bySignal(m contract.Member) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	alloc := a.state.allocs[m.Alloc]
+	if alloc == nil {
+		return false
+	}
+	n := a.state.nodes[alloc.NodeID]
+	return n != nil && n.Attributes[contract.AttrDriverRendezvous] == contract.RendezvousSignal
+}
+
+// inbox is what the loop is told; it never blocks whoever tells it.
+type inbox struct {
+	*inboxState
+}
+
+type inboxState struct {
+	mu      sync.Mutex
+	deltas  []nomad.Delta
+	done    []outcome
+	reports []reported
+	calls   []func(*state)
+	wake    chan struct{}
+}
+
+type reported struct {
+	key     picture.Key
+	attempt int
+	reports []contract.Report
+}
+
+type mail struct {
+	deltas  []nomad.Delta
+	done    []outcome
+	reports []reported
+	calls   []func(*state)
+}
+
+func newInbox() inbox { return inbox{&inboxState{wake: make(chan struct{}, 1)}} }
+
+func (i inbox) put(f func(*inboxState)) {
+	i.mu.Lock()
+	f(i.inboxState)
+	i.mu.Unlock()
+	select {
+	case i.inboxState.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (i inbox) delta(d nomad.Delta) { i.put(func(s *inboxState) { s.deltas = append(s.deltas, d) }) }
+func (i inbox) outcome(o outcome)   { i.put(func(s *inboxState) { s.done = append(s.done, o) }) }
+func (i inbox) report(r reported)   { i.put(func(s *inboxState) { s.reports = append(s.reports, r) }) }
+func (i inbox) do(f func(*state))   { i.put(func(s *inboxState) { s.calls = append(s.calls, f) }) }
+
+func (i inbox) take() mail {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	m := mail{i.deltas, i.done, i.reports, i.calls}
+	i.deltas, i.done, i.reports, i.calls = nil, nil, nil, nil
+	return m
+}

@@ -1,0 +1,190 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad"
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+)
+
+// outcome is how a gang's effects went.
+type outcome struct {
+	key      picture.Key
+	done     lifecycle.Done
+	reloaded *loaded // the variable holds something else than the gang thought
+}
+
+// stopsAtOnce bounds the calls that stop a gang's allocations.
+const stopsAtOnce = 16
+
+// carryOut carries effects out in order, up to the first that fails.
+func (a *Agent) carryOut(ctx context.Context, key picture.Key, id contract.GangID, effects []lifecycle.Effect) outcome {
+	o := outcome{key: key}
+	for _, e := range effects {
+		start := time.Now()
+		err := a.effect(ctx, key, id, e, &o)
+		a.log.Debug("effect", "gang", id.String(), "effect", fmt.Sprintf("%T", e), "took", time.Since(start), "error", err)
+		if err != nil {
+			o.done.Failed, o.done.Err, o.done.Refused = e, err, nomad.Refused(err)
+			var wrong *checkError
+			if errors.As(err, &wrong) {
+				o.done.Refused = true
+			}
+			break
+		}
+		o.done.Effects = append(o.done.Effects, e)
+	}
+	o.done.Now = time.Now()
+	return o
+}
+
+func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID, e lifecycle.Effect, o *outcome) error {
+	switch e := e.(type) {
+	case lifecycle.Tag:
+		return a.client.Tag(ctx, key.Namespace, key.Job, contract.VersionTag, e.Version)
+	case lifecycle.Untag:
+		err := a.client.Untag(ctx, key.Namespace, key.Job, contract.VersionTag)
+		if nomad.NotFound(err) || nomad.Refused(err) {
+			return nil // the job or the version is gone, and the tag with it
+		}
+		return err
+	case lifecycle.Save:
+		return a.save(ctx, id, e.Saved, o)
+	case lifecycle.Forget:
+		return a.forgetSaved(ctx, id)
+	case lifecycle.ReadUser:
+		user, err := a.readUser(ctx, key, e.Version)
+		o.done.User = user
+		return err
+	case lifecycle.Check:
+		return a.check(ctx, key, e)
+	case lifecycle.Register:
+		submission, err := a.client.Submission(ctx, key.Namespace, key.Job, e.Version)
+		if err != nil {
+			return err
+		}
+		r, err := a.client.Register(ctx, key.Namespace, key.Job, nomad.Registration{Job: e.Job, EnforceIndex: e.Index, Submission: submission})
+		o.done.Registered = r.JobModifyIndex
+		return err
+	case lifecycle.Deregister:
+		r, err := a.client.Deregister(ctx, key.Namespace, key.Job, false)
+		o.done.Registered = r.JobModifyIndex
+		if nomad.NotFound(err) {
+			return nil
+		}
+		return err
+	case lifecycle.StopAllocs:
+		return a.stopAllocs(ctx, key.Namespace, e.IDs)
+	case lifecycle.Publish:
+		return a.channel.Publish(ctx, e.Record)
+	case lifecycle.Remove:
+		return a.channel.Remove(ctx, id, e.Attempt)
+	case lifecycle.Refresh:
+		a.watcher.Refresh(ctx, key)
+		return nil
+	case lifecycle.ReadReports:
+		reports, err := a.channel.Reports(ctx, id, e.Attempt)
+		o.done.Reports = reports
+		return err
+	}
+	panic(fmt.Sprintf("agent: effect %T is not known", e))
+}
+
+// checkError is a dry run whose result is not what the plan needs.
+type checkError struct{ text string }
+
+func (e *checkError) Error() string { return e.text }
+
+// check runs Nomad's scheduler dry: it must place exactly the plan's members
+// and evict nobody.
+func (a *Agent) check(ctx context.Context, key picture.Key, c lifecycle.Check) error {
+	r, err := a.client.Plan(ctx, key.Namespace, key.Job, c.Job)
+	if err != nil {
+		return err
+	}
+	wrong := func(format string, args ...any) error {
+		return &checkError{fmt.Sprintf("dry run of job "+key.String()+": "+format, args...)}
+	}
+	switch {
+	case r.JobModifyIndex != c.Index:
+		return wrong("the job changed since it was planned (index %d, planned at %d)", r.JobModifyIndex, c.Index)
+	case r.Annotations == nil:
+		return wrong("Nomad gives no account of what it would do")
+	case len(r.Annotations.PreemptedAllocs) > 0:
+		p := r.Annotations.PreemptedAllocs[0]
+		return wrong("Nomad would evict %d allocations of others, the first of job %s/%s", len(r.Annotations.PreemptedAllocs), p.Namespace, p.JobID)
+	case len(r.FailedTGAllocs) > 0 && !c.Blocked:
+		return wrong("Nomad finds no place for members of %d groups: %s", len(r.FailedTGAllocs), r.WhyNot())
+	}
+	for group, want := range c.Place {
+		if got := r.Annotations.DesiredTGUpdates[group].Place; got != want && !c.Blocked {
+			return wrong("Nomad would place %d members of group %q, the plan has %d", got, group, want)
+		}
+	}
+	return nil
+}
+
+// readUser finds the version that the user submitted among those that Nomad
+// keeps: by its tag, or by its number.
+func (a *Agent) readUser(ctx context.Context, key picture.Key, version uint64) (*jobspec.Job, error) {
+	versions, err := a.client.Versions(ctx, key.Namespace, key.Job)
+	if err != nil {
+		return nil, err
+	}
+	var numbered, unpinned *jobspec.Job
+	for _, raw := range versions {
+		j, err := jobspec.Parse(raw)
+		if err != nil {
+			return nil, err
+		}
+		if j.VersionTag != nil && j.VersionTag.Name == contract.VersionTag {
+			return j, nil
+		}
+		if j.Version == version && j.Mark() == 0 {
+			numbered = j
+		}
+		if j.Mark() == 0 && !j.Stop {
+			unpinned = j // the oldest in the end, since newest come first
+		}
+	}
+	if numbered != nil {
+		return numbered, nil
+	}
+	if unpinned != nil {
+		return unpinned, nil
+	}
+	return nil, fmt.Errorf("find what the user of job %s submitted: Nomad keeps %d versions, and all of them are pinned: submit the job again", key, len(versions))
+}
+
+// stopAllocs asks for the end of allocations, several at once.
+func (a *Agent) stopAllocs(ctx context.Context, namespace string, ids []string) error {
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		first error
+		slots = make(chan struct{}, stopsAtOnce)
+	)
+	for _, id := range ids {
+		slots <- struct{}{}
+		wg.Add(1)
+		go func() {
+			defer func() { <-slots; wg.Done() }()
+			if err := a.client.StopAlloc(ctx, namespace, id); err != nil && !nomad.NotFound(err) {
+				mu.Lock()
+				if first == nil {
+					first = err
+				}
+				mu.Unlock()
+			}
+		}()
+	}
+	wg.Wait()
+	return first
+}

@@ -1,0 +1,286 @@
+package agent
+
+import (
+	"context"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+)
+
+// leastPause between two looks at a gang that wants to be woken at once.
+const leastPause = 20 * time.Millisecond
+
+// loop runs until ctx ends; what it starts is counted in wg.
+func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	run := func(e *entry, effects []lifecycle.Effect) {
+		e.busy = true
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			a.inbox.outcome(a.carryOut(ctx, e.key, e.gang.ID, effects))
+		}()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.inbox.inboxState.wake:
+		case <-timer.C:
+		}
+		now := time.Now()
+		a.mu.Lock()
+		a.receive(a.inbox.take())
+		var snapshot *core.Snapshot
+		if a.state.whole && a.state.loaded {
+			a.step(ctx, now, run)
+			if a.due(now) {
+				snapshot = a.snapshot(now)
+			}
+		}
+		a.mu.Unlock()
+		if snapshot != nil {
+			start := time.Now()
+			plan := a.decider.Decide(snapshot)
+			took := time.Since(start)
+			a.mu.Lock()
+			a.carry(ctx, plan, time.Now(), run)
+			a.state.cycles++
+			a.state.lastCycle, a.state.lastTook = start, took
+			a.metrics.cycle.Observe(took.Seconds())
+			a.mu.Unlock()
+		}
+		a.mu.Lock()
+		timer.Reset(a.next(time.Now()))
+		a.mu.Unlock()
+	}
+}
+
+// receive takes what came in.
+func (a *Agent) receive(m mail) {
+	s := &a.state
+	for _, d := range m.deltas {
+		s.apply(d)
+	}
+	for _, r := range m.reports {
+		if e := s.gangs[r.key]; e != nil && e.gang.Saved.Attempt == r.attempt {
+			e.reports, e.dirty = append(e.reports, r.reports...), true
+		}
+	}
+	for _, o := range m.done {
+		if e := s.gangs[o.key]; e != nil {
+			a.took(e, o)
+		}
+	}
+	for _, f := range m.calls {
+		f(s)
+	}
+}
+
+// took tells a gang how its effects went.
+func (a *Agent) took(e *entry, o outcome) {
+	attempt := e.gang.Saved.Attempt
+	if o.reloaded != nil {
+		a.log.Warn("a gang's variable was written by somebody else; going on from what stands there", "gang", e.gang.ID.String())
+		e.gang = lifecycle.Restore(e.gang.ID, a.state.set, o.reloaded.saved, o.reloaded.index)
+	} else {
+		e.gang.Step(o.done)
+	}
+	e.busy, e.dirty, e.starting = false, true, nil
+	if o.done.Err != nil {
+		a.log.Warn("an effect failed", "gang", e.gang.ID.String(), "error", o.done.Err)
+	}
+	if e.gang.Saved.Attempt != attempt || e.gang.Saved.Phase != e.phase {
+		a.state.reclaim(e.key)
+	}
+	a.state.decideSoon = true
+}
+
+// step looks at every gang that something happened to, or that wants to be
+// woken.
+func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []lifecycle.Effect)) {
+	s := &a.state
+	for _, key := range s.order() {
+		e := s.gangs[key]
+		due := !e.gang.Wake.IsZero() && !now.Before(e.gang.Wake)
+		if e.busy || !e.dirty && !due {
+			continue
+		}
+		seen := s.seen(e, now)
+		e.evals, e.reports, e.fresh, e.dirty = nil, nil, false, false
+		phase := e.gang.Saved.Phase
+		effects := e.gang.Step(seen)
+		if due && e.gang.Saved.Phase == lifecycle.Waiting || e.gang.Saved.Phase != phase {
+			s.decideSoon = true
+		}
+		if !e.gang.Wake.IsZero() && e.gang.Wake.Before(now.Add(leastPause)) {
+			e.gang.Wake = now.Add(leastPause)
+		}
+		a.observe(ctx, e, now)
+		switch {
+		case e.gang.Gone:
+			a.forget(e)
+		case len(effects) > 0:
+			run(e, effects)
+		}
+	}
+}
+
+// order is the order in which gangs are stepped: by name, so that a run can be
+// told again.
+func (s *state) order() []picture.Key {
+	keys := make([]picture.Key, 0, len(s.gangs))
+	for k := range s.gangs {
+		keys = append(keys, k)
+	}
+	sort.Slice(keys, func(i, j int) bool {
+		if keys[i].Namespace != keys[j].Namespace {
+			return keys[i].Namespace < keys[j].Namespace
+		}
+		return keys[i].Job < keys[j].Job
+	})
+	return keys
+}
+
+// observe follows a gang's way from outside: its reports while it is on its
+// way to training, and what is told of its stages.
+func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
+	g := e.gang
+	follow := false
+	switch g.Saved.Phase {
+	case lifecycle.Reserving:
+		follow = true
+	case lifecycle.Released:
+		follow = true
+		for _, st := range g.Saved.Stages {
+			follow = follow && st.Stage != contract.StageTraining
+		}
+	}
+	if e.watch != nil && (!follow || e.watched != g.Saved.Attempt) {
+		e.watch()
+		e.watch = nil
+	}
+	if follow && e.watch == nil && a.consul != nil && g.Saved.Attempt > 0 {
+		watch, cancel := context.WithCancel(ctx)
+		e.watch, e.watched = cancel, g.Saved.Attempt
+		key, attempt := e.key, g.Saved.Attempt
+		go a.channel.Watch(watch, g.ID, attempt, func(reports []contract.Report) {
+			if len(reports) > 0 {
+				a.inbox.report(reported{key, attempt, reports})
+			}
+		})
+	}
+	a.tell(e, now)
+	if e.phase != g.Saved.Phase {
+		e.phase = g.Saved.Phase
+		a.state.reclaim(e.key)
+	}
+}
+
+// forget drops a gang of which nothing is left.
+func (a *Agent) forget(e *entry) {
+	if e.watch != nil {
+		e.watch()
+	}
+	delete(a.state.gangs, e.key)
+	a.state.reclaim(e.key)
+}
+
+// due tells whether it is time to decide.
+func (a *Agent) due(now time.Time) bool {
+	s := &a.state
+	since := now.Sub(s.lastCycle)
+	if since < s.lastTook { // at most half of the time is spent deciding
+		return false
+	}
+	return s.decideSoon || since >= a.slow
+}
+
+// next is how long the loop may sleep.
+func (a *Agent) next(now time.Time) time.Duration {
+	s := &a.state
+	wait := a.slow
+	sooner := func(at time.Time) {
+		if d := max(at.Sub(now), time.Millisecond); d < wait {
+			wait = d
+		}
+	}
+	if !s.whole || !s.loaded {
+		return wait
+	}
+	for _, e := range s.gangs {
+		if !e.busy && !e.gang.Wake.IsZero() {
+			sooner(e.gang.Wake)
+		}
+		if e.dirty && !e.busy {
+			sooner(now)
+		}
+	}
+	if s.decideSoon {
+		sooner(s.lastCycle.Add(s.lastTook))
+	}
+	return wait
+}
+
+// carry gives a plan's decisions to the gangs that they are about.
+func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run func(*entry, []lifecycle.Effect)) {
+	s := &a.state
+	s.notices = plan.Notices
+	for i := range plan.Verdicts {
+		a.judge(&plan.Verdicts[i], now)
+	}
+	act := func(id core.GangID, event func(*entry, lifecycle.Seen) lifecycle.Event) *entry {
+		e := s.gangs[gangKey(id)]
+		if e == nil || e.busy || e.dirty {
+			// Something happened to it while the plan was made: the next cycle
+			// decides by what is true then.
+			s.decideSoon = s.decideSoon || e != nil
+			return nil
+		}
+		effects := e.gang.Step(event(e, s.seen(e, now)))
+		a.observe(ctx, e, now)
+		if len(effects) == 0 {
+			return nil
+		}
+		run(e, effects)
+		return e
+	}
+	for i := range plan.Starts {
+		start := &plan.Starts[i]
+		if e := s.gangs[gangKey(start.Gang)]; e != nil && !e.busy && !e.dirty && e.gang.Adoptable(s.seen(e, now)) {
+			e.gang.Admit()
+			e.dirty = true
+			continue
+		}
+		if e := act(start.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event { return lifecycle.Start{Seen: v, Plan: *start} }); e != nil {
+			e.starting = start
+		}
+	}
+	for _, eviction := range plan.Evictions {
+		act(eviction.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event { return lifecycle.Evict{Seen: v, Plan: eviction} })
+	}
+	for _, fail := range plan.Fails {
+		act(fail.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event {
+			return lifecycle.GiveUp{Seen: v, Reason: fail.Reason}
+		})
+	}
+	for _, resize := range plan.Resizes {
+		a.notCarried(resize.Gang, "a running gang's size cannot be changed yet: "+resize.Why)
+	}
+	a.describe(ctx, now, run)
+	a.metrics.state(s, now)
+}
+
+// notCarried marks a decision that this service cannot carry out.
+func (a *Agent) notCarried(id core.GangID, text string) {
+	if e := a.state.gangs[gangKey(id)]; e != nil {
+		e.verdict.Reason = core.ReasonNotCarried
+		e.verdict.Sentence = text
+	}
+}

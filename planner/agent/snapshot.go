@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"strings"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+	"github.com/nomad-muster/muster/planner/submit"
+)
+
+// snapshot is what the core decides on. It shares what does not change with
+// the state and with earlier snapshots.
+func (a *Agent) snapshot(now time.Time) *core.Snapshot {
+	s := &a.state
+	s.decideSoon = false
+	cfg := a.config.Current()
+	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused}
+	for _, key := range s.order() {
+		e := s.gangs[key]
+		g, ok := e.gang.Core(now)
+		if !ok {
+			continue
+		}
+		v := s.seen(e, now)
+		if g.State == core.GangWaiting {
+			if why, ready := e.gang.Ready(v); !ready && e.starting == nil && len(e.gang.Faults) == 0 && !e.gang.Adoptable(v) {
+				g.State = core.GangStopping
+				_ = why
+			}
+		}
+		if e.starting != nil {
+			g.State, g.Placement = core.GangPlacing, e.starting.Members
+		}
+		snap.Gangs = append(snap.Gangs, g)
+		if e.starting != nil || e.gang.Saved.Phase == lifecycle.Reserving {
+			snap.Claims = append(snap.Claims, asked(e, &g, v)...)
+		}
+	}
+	return snap
+}
+
+// asked are the claims of members that Nomad was asked for, or is about to be,
+// and that it has not placed yet.
+func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
+	use := map[string]core.Resources{}
+	for i := range g.Groups {
+		use[g.Groups[i].Name] = g.Groups[i].Use
+	}
+	placed := map[int]bool{}
+	if e.starting == nil {
+		for _, m := range e.gang.Members(v.Allocs) {
+			placed[m.Index] = m.Alloc != nil
+		}
+	}
+	var out []core.Claim
+	for i, p := range g.Placement {
+		if placed[i] {
+			continue
+		}
+		c := core.Claim{Node: p.Node, Gang: g.ID, Attempt: g.Attempt, Member: i, Job: string(g.ID), Use: use[p.Group], Asked: true, Priority: g.Priority}
+		for _, ids := range p.Cards {
+			c.Cards = append(c.Cards, ids...)
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// gangKey is the job of a gang id; a namespace has no slash.
+func gangKey(id core.GangID) picture.Key {
+	namespace, job, _ := strings.Cut(string(id), "/")
+	return picture.Key{Namespace: namespace, Job: job}
+}
+
+// queueOf finds the queue of a job that came past the API: its namespace is
+// what Nomad's ACLs let its submitter use.
+func queueOf(cfg *core.Config, named, namespace string) (string, []contract.Fault) {
+	queue, faults := submit.Queue(cfg, namespace, named, submit.Submitter{Any: true})
+	return string(queue), faults
+}

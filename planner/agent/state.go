@@ -1,0 +1,275 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+	"github.com/nomad-muster/muster/planner/view"
+)
+
+// state is all that the planner knows.
+type state struct {
+	server  nomad.Server
+	set     *lifecycle.Settings
+	started time.Time
+	contact nomad.Contact
+	whole   bool // the picture is complete
+	loaded  bool // the saved gangs are
+	nodes   map[string]*picture.Node
+	allocs  map[string]*picture.Alloc
+	byJob   map[picture.Key]map[string]*picture.Alloc
+	jobs    map[picture.Key]*picture.Job
+	gangs   map[picture.Key]*entry
+
+	nodeList   cache[string, core.Node]
+	claims     cache[string, core.Claim]
+	notices    []core.Notice
+	decideSoon bool
+	cycles     int64
+	lastCycle  time.Time
+	lastTook   time.Duration
+	paused     string
+	cardsAt    time.Time // when cards were last counted
+}
+
+// entry is one gang with what the agent keeps of it.
+type entry struct {
+	key   picture.Key
+	gang  *lifecycle.Gang
+	busy  bool // effects are being carried out
+	dirty bool // something of it changed since its last step
+	fresh bool
+	// evals and reports since its last step.
+	evals   []*picture.Eval
+	reports []contract.Report
+	// starting is the plan whose reservation is on its way.
+	starting *core.Start
+	verdict  core.Verdict
+	decided  bool // verdict is of this planner's life
+	// watch ends the following of the attempt's reports.
+	watch   context.CancelFunc
+	watched int
+	phase   lifecycle.Phase // as last observed
+	// index of the last event about it, and the last events themselves.
+	index  uint64
+	events []view.Event
+	// told counts the stages that were published; settled: it was seen before,
+	// so that their times are this planner's to book.
+	told     int
+	toldLast lifecycle.Stage
+	settled  bool
+	// reasonAt is since when the verdict has its reason.
+	reasonAt, describedAt time.Time
+	describedFor          core.Reason
+}
+
+func newState() state {
+	return state{
+		nodes: map[string]*picture.Node{}, allocs: map[string]*picture.Alloc{}, byJob: map[picture.Key]map[string]*picture.Alloc{},
+		jobs: map[picture.Key]*picture.Job{}, gangs: map[picture.Key]*entry{},
+		nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
+	}
+}
+
+// cache is a list of values by key that is handed out as a slice which is
+// never changed afterwards.
+type cache[K comparable, V any] struct {
+	at     map[K]int
+	keys   []K
+	values []V
+	lent   bool // values was handed out
+}
+
+func newCache[K comparable, V any]() cache[K, V] { return cache[K, V]{at: map[K]int{}} }
+
+func (c *cache[K, V]) own() {
+	if c.lent {
+		c.values = slices.Clone(c.values)
+		c.lent = false
+	}
+}
+
+func (c *cache[K, V]) put(k K, v V) {
+	c.own()
+	if i, ok := c.at[k]; ok {
+		c.values[i] = v
+		return
+	}
+	c.at[k] = len(c.values)
+	c.keys, c.values = append(c.keys, k), append(c.values, v)
+}
+
+func (c *cache[K, V]) drop(k K) bool {
+	i, ok := c.at[k]
+	if !ok {
+		return false
+	}
+	c.own()
+	last := len(c.values) - 1
+	c.keys[i], c.values[i] = c.keys[last], c.values[last]
+	c.at[c.keys[i]] = i
+	delete(c.at, k)
+	var none V
+	c.values[last] = none
+	c.keys, c.values = c.keys[:last], c.values[:last]
+	return true
+}
+
+func (c *cache[K, V]) list() []V {
+	c.lent = true
+	return c.values[:len(c.values):len(c.values)]
+}
+
+// apply takes a delta into the state and marks the gangs that it concerns.
+func (s *state) apply(d nomad.Delta) {
+	if d.Contact != nil {
+		s.contact = *d.Contact
+	}
+	s.whole = s.whole || d.Whole
+	for key, j := range d.Jobs {
+		s.job(key, j)
+	}
+	for id, a := range d.Allocs {
+		s.alloc(id, a)
+	}
+	touched := map[string]bool{}
+	for id, n := range d.Nodes {
+		s.decideSoon = true
+		touched[id] = true
+		if n == nil {
+			delete(s.nodes, id)
+			s.nodeList.drop(id)
+			continue
+		}
+		s.nodes[id] = n
+		s.nodeList.put(id, n.Node)
+	}
+	if len(touched) > 0 {
+		for _, e := range s.gangs {
+			for _, p := range e.gang.Saved.Places {
+				if touched[p.Node] {
+					e.dirty = true
+					break
+				}
+			}
+		}
+	}
+	for _, e := range d.Evals {
+		if g := s.gangs[picture.Key{Namespace: e.Namespace, Job: e.JobID}]; g != nil {
+			g.evals, g.dirty = append(g.evals, e), true
+		}
+	}
+	for _, key := range d.Fresh {
+		if g := s.gangs[key]; g != nil {
+			g.fresh, g.dirty = true, true
+		}
+	}
+}
+
+func (s *state) job(key picture.Key, j *picture.Job) {
+	old := s.jobs[key]
+	if j == nil {
+		delete(s.jobs, key)
+	} else {
+		s.jobs[key] = j
+	}
+	e := s.gangs[key]
+	if e == nil && j != nil && j.Gang != nil {
+		e = s.add(key)
+	}
+	if e != nil {
+		e.dirty = true
+	}
+	if (old != nil && old.Gang != nil) != (j != nil && j.Gang != nil) || old != nil && j != nil && old.Priority != j.Priority {
+		s.reclaim(key)
+	}
+}
+
+func (s *state) add(key picture.Key) *entry {
+	id := contract.GangID{Region: s.set.Region, Namespace: key.Namespace, Job: key.Job}
+	e := &entry{key: key, gang: lifecycle.New(id, s.set), dirty: true}
+	s.gangs[key] = e
+	return e
+}
+
+func (s *state) alloc(id string, a *picture.Alloc) {
+	old := s.allocs[id]
+	key := picture.Key{}
+	switch {
+	case a != nil:
+		key = a.Key()
+		s.allocs[id] = a
+		if s.byJob[key] == nil {
+			s.byJob[key] = map[string]*picture.Alloc{}
+		}
+		s.byJob[key][id] = a
+	case old != nil:
+		key = old.Key()
+		delete(s.allocs, id)
+		delete(s.byJob[key], id)
+		if len(s.byJob[key]) == 0 {
+			delete(s.byJob, key)
+		}
+	default:
+		return
+	}
+	s.claim(id, a)
+	if e := s.gangs[key]; e != nil {
+		e.dirty = true
+	}
+}
+
+// claim keeps the list of claims in step with one allocation.
+func (s *state) claim(id string, a *picture.Alloc) {
+	if a == nil || a.Terminal() {
+		if s.claims.drop(id) {
+			s.decideSoon = true
+		}
+		return
+	}
+	c := a.Claim()
+	if j := s.jobs[a.Key()]; j != nil {
+		c.Priority = j.Priority
+	}
+	if e := s.gangs[a.Key()]; e != nil {
+		c.Gang = core.GangID(a.Key().String())
+		c.Attempt, c.Member = e.gang.Saved.Attempt, max(a.NameIndex(), 0)
+	}
+	if i, ok := s.claims.at[id]; ok && sameClaim(&s.claims.values[i], &c) {
+		return
+	}
+	s.claims.put(id, c)
+	s.decideSoon = true
+}
+
+// sameClaim compares what can change of one allocation's claim.
+func sameClaim(a, b *core.Claim) bool {
+	return a.Stopping == b.Stopping && a.Unknown == b.Unknown && a.Gang == b.Gang && a.Attempt == b.Attempt && a.Priority == b.Priority && a.Node == b.Node &&
+		len(a.Cards) == len(b.Cards)
+}
+
+// reclaim renews the claims of a job's allocations.
+func (s *state) reclaim(key picture.Key) {
+	for id, a := range s.byJob[key] {
+		s.claim(id, a)
+	}
+}
+
+// seen is what a gang's state machine is shown.
+func (s *state) seen(e *entry, now time.Time) lifecycle.Seen {
+	v := lifecycle.Seen{Now: now, Job: s.jobs[e.key], Evals: e.evals, Reports: e.reports, Fresh: e.fresh, Node: func(id string) *picture.Node { return s.nodes[id] }}
+	for _, a := range s.byJob[e.key] {
+		v.Allocs = append(v.Allocs, a)
+	}
+	slices.SortFunc(v.Allocs, func(a, b *picture.Alloc) int {
+		return cmp.Or(cmp.Compare(a.CreateIndex, b.CreateIndex), cmp.Compare(a.ID, b.ID))
+	})
+	return v
+}

@@ -1,0 +1,111 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/view"
+)
+
+// eventsKept of each gang.
+const eventsKept = 64
+
+// describeAfter is how long a gang is queued before its job gets a description
+// for Nomad's UI, which makes a version of the job; describeEvery bounds how
+// often that is renewed.
+const (
+	describeAfter = 10 * time.Second
+	describeEvery = 5 * time.Minute
+)
+
+// publish makes an event known, and the gang's index move.
+func (a *Agent) publish(e *entry, event view.Event) {
+	if e != nil {
+		event.Gang, event.Queue, event.Attempt = e.key.String(), e.gang.QueueName(), e.gang.Saved.Attempt
+		e.index = a.feed.Publish(event)
+		event.Index = e.index
+		if len(e.events) == eventsKept {
+			e.events = slices.Delete(e.events, 0, 1)
+		}
+		e.events = append(e.events, event)
+		return
+	}
+	a.feed.Publish(event)
+}
+
+// tell publishes the stages that a gang has entered since it was last told of,
+// and books their times.
+func (a *Agent) tell(e *entry, now time.Time) {
+	stages := e.gang.Saved.Stages
+	// Stages are only ever appended, or begun anew.
+	from := e.told
+	if from > len(stages) || from > 0 && stages[from-1] != e.toldLast {
+		from = 0
+		if len(stages) > 0 && stages[0].Stage == contract.StageSubmitted && e.told > 0 {
+			from = 1
+		}
+	}
+	if from == len(stages) {
+		return
+	}
+	if e.settled {
+		a.metrics.entered(e.gang, stages[max(from-1, 0):])
+	}
+	for _, st := range stages[from:] {
+		text := string(st.Stage)
+		if st.Text != "" {
+			text += ": " + st.Text
+		}
+		a.publish(e, view.Event{At: st.At.UTC(), Kind: view.EventStage, Stage: st.Stage, Text: text})
+		a.log.Info("gang entered a stage", "gang", e.key.String(), "attempt", e.gang.Saved.Attempt, "stage", string(st.Stage), "text", st.Text)
+	}
+	e.told = len(stages)
+	e.toldLast = stages[len(stages)-1]
+	e.settled = true
+	_ = now
+}
+
+// judge keeps a gang's verdict and tells of one that changed.
+func (a *Agent) judge(v *core.Verdict, now time.Time) {
+	e := a.state.gangs[gangKey(v.Gang)]
+	if e == nil {
+		return
+	}
+	changed := !e.decided || e.verdict.Action != v.Action || e.verdict.Reason != v.Reason
+	if !e.decided || e.verdict.Reason != v.Reason {
+		e.reasonAt = now
+	}
+	e.verdict, e.decided = *v, true
+	if changed && (v.Action == core.ActionWait || v.Action == core.ActionRefuse || v.Action == core.ActionFail) {
+		a.publish(e, view.Event{At: now.UTC(), Kind: view.EventVerdict, Text: fmt.Sprintf("%s: %s", v.Action, v.Sentence)})
+	}
+}
+
+// describe gives held jobs that are refused, or that wait for a while, a
+// description in Nomad's UI, where a held job is labelled as failed otherwise.
+func (a *Agent) describe(_ context.Context, now time.Time, run func(*entry, []lifecycle.Effect)) {
+	s := &a.state
+	for _, key := range s.order() {
+		e := s.gangs[key]
+		if e.busy || e.dirty || !e.decided || e.gang.Saved.Phase != lifecycle.Waiting || now.Sub(e.reasonAt) < describeAfter || now.Sub(e.describedAt) < describeEvery || e.describedFor == e.verdict.Reason {
+			continue
+		}
+		if e.verdict.Action != core.ActionWait && e.verdict.Action != core.ActionRefuse {
+			continue
+		}
+		word := "waits in queue " + e.gang.QueueName()
+		if e.verdict.Action == core.ActionRefuse {
+			word = "refused"
+		}
+		effects := e.gang.Describe(s.seen(e, now), fmt.Sprintf("%s: %s", word, e.verdict.Sentence))
+		e.describedAt, e.describedFor = now, e.verdict.Reason
+		if len(effects) > 0 {
+			run(e, effects)
+		}
+	}
+}
