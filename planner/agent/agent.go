@@ -198,7 +198,9 @@ func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Set
 			}
 			return 0
 		},
-		Queue: func(named, namespace string) (string, []contract.Fault) { return queueOf(c, named, namespace) },
+		// The loop holds the state whenever a gang is stepped.
+		BySignal: func(node string) bool { return a.consul == nil || a.state.signalled(node) },
+		Queue:    func(named, namespace string) (string, []contract.Fault) { return queueOf(c, named, namespace) },
 	}
 }
 
@@ -222,7 +224,12 @@ func (a *Agent) bySignal(m contract.Member) bool {
 	if alloc == nil {
 		return false
 	}
-	n := a.state.nodes[alloc.NodeID]
+	return a.state.signalled(alloc.NodeID)
+}
+
+// signalled tells whether a node's driver says that it has no Consul.
+func (s *state) signalled(node string) bool {
+	n := s.nodes[node]
 	return n != nil && n.Attributes[contract.AttrDriverRendezvous] == contract.RendezvousSignal
 }
 

@@ -52,13 +52,7 @@ func (s *state) gangView(e *entry, now time.Time) view.Gang {
 		Attempt: saved.Attempt, Min: g.Meta.Min, Models: append([]string{}, g.Meta.Models...), Submitted: saved.Submitted.UTC(), Type: "batch"}
 	if g.User != nil {
 		out.Type, out.Priority, out.Members = g.User.Type, g.User.Priority, g.User.Members()
-		for _, group := range g.User.Groups() {
-			for _, d := range group.Devices {
-				if slices.Contains(s.set.CardTypes, d.Type) {
-					out.Cards += d.Count * group.Count
-				}
-			}
-		}
+		out.Cards = s.gangCards(e)
 	}
 	out.Stage, out.Reason, out.Sentence = e.stageNow()
 	models := map[string]bool{}
@@ -144,6 +138,21 @@ func exitView(exit *contract.Exit, member int, text string) *view.Exit {
 	return &view.Exit{Outcome: exit.Outcome, Code: exit.Code, Signal: exit.Signal, Member: member, Rank: exit.Rank, Text: cmp.Or(text, exit.Text)}
 }
 
+func (s *state) isCard(deviceType string) bool { return slices.Contains(s.set.CardTypes, deviceType) }
+
+// gangCards counts the cards that a gang asks for.
+func (s *state) gangCards(e *entry) int {
+	n := 0
+	for _, group := range e.gang.Groups() {
+		for _, d := range group.Devices {
+			if s.isCard(d.Type) {
+				n += d.Count * group.Count
+			}
+		}
+	}
+	return n
+}
+
 func (s *state) list(key picture.Key) []*picture.Alloc {
 	var out []*picture.Alloc
 	for _, a := range s.byJob[key] {
@@ -165,7 +174,7 @@ func (s *state) detail(e *entry, now time.Time) *view.Detail {
 		}
 	}
 	if g.User != nil {
-		for _, group := range g.User.Groups() {
+		for _, group := range g.Groups() {
 			cards := map[string]int{}
 			for _, ask := range group.Devices {
 				if slices.Contains(s.set.CardTypes, ask.Type) {

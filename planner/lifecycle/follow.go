@@ -188,7 +188,10 @@ func (g *Gang) progress(v Seen) {
 	if started && len(g.Saved.Record.Members) > 0 {
 		g.enter(contract.StageStarted, at, "")
 	}
-	if training {
+	if training && started {
+		if first.Before(at) {
+			first = at // a member that is slow to start holds the others in their first step
+		}
 		g.enter(contract.StageTraining, first, "")
 	}
 }

@@ -225,6 +225,9 @@ type Settings struct {
 	Grace func(queue string) time.Duration
 	// Tags: the server knows version tags (Nomad 1.9 and later).
 	Tags bool
+	// BySignal tells whether members on a node are reached by Nomad's signals,
+	// which a task takes only once it runs.
+	BySignal func(node string) bool
 	// Queue finds the queue that a job of a namespace belongs to, named being
 	// what its meta block says, or tells why there is none.
 	Queue func(named, namespace string) (string, []contract.Fault)

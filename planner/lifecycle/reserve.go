@@ -247,9 +247,28 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 	}
 	g.enter(contract.StagePlaced, at, "")
 	if g.published == "" && g.hasRanks() && !late && !g.publishAfter.After(v.Now) {
+		if !g.reachable(roster) {
+			return nil
+		}
 		return []Effect{Publish{g.record(roster, v)}}
 	}
 	return g.ready(v, roster, late)
+}
+
+// reachable tells whether every member can be told: those that are reached by
+// signal have to run.
+func (g *Gang) reachable(roster []*picture.Alloc) bool {
+	for _, a := range roster {
+		if g.set.BySignal == nil || !g.set.BySignal(a.NodeID) {
+			continue
+		}
+		for _, task := range g.tasks(a.Group) {
+			if !slices.ContainsFunc(a.Tasks, func(t picture.Task) bool { return t.Name == task && t.State == "running" }) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // short: not all members have a place yet.

@@ -368,6 +368,21 @@ func (g *Gang) read() {
 // QueueName is the queue that the gang belongs to; "": none.
 func (g *Gang) QueueName() string { return g.queue }
 
+// Groups are the task groups of the version that the user submitted; they must
+// not be changed.
+func (g *Gang) Groups() []core.Group { return g.groups }
+
+// Hypothetical is a gang that would come of submitting a job now.
+func Hypothetical(job *jobspec.Job, set *Settings, now time.Time) core.Gang {
+	g := New(contract.GangID{Region: set.Region, Namespace: job.Namespace, Job: job.ID}, set)
+	g.take(job, now)
+	if g.User.Priority == 0 {
+		g.User.Priority = 50 // Nomad's default
+	}
+	out, _ := g.Core(now)
+	return out
+}
+
 // enter notes a stage, once per attempt.
 func (g *Gang) enter(s contract.Stage, at time.Time, text string) {
 	for _, have := range g.Saved.Stages {

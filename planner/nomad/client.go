@@ -51,6 +51,14 @@ type Client struct {
 	called  func(string, time.Duration, error)
 	before  func(string) error
 	address string
+	options Options
+}
+
+// WithToken is a client for the same agent that uses another token.
+func (c *Client) WithToken(token string) (*Client, error) {
+	o := c.options
+	o.Token = token
+	return NewClient(o)
 }
 
 // NewClient makes a Client; it does not call anybody yet.
@@ -94,7 +102,7 @@ func NewClient(o Options) (*Client, error) {
 	if o.Called == nil {
 		o.Called = func(string, time.Duration, error) {}
 	}
-	return &Client{api: c, timeout: o.Timeout, called: o.Called, before: o.Before, address: cfg.Address}, nil
+	return &Client{api: c, timeout: o.Timeout, called: o.Called, before: o.Before, address: cfg.Address, options: o}, nil
 }
 
 // Address that the client calls.
@@ -148,7 +156,7 @@ func refusedText(err error) bool {
 	if !errors.As(err, &call) {
 		return false
 	}
-	for _, text := range []string{"validation error", "Validation failed", "ermission denied", "job priority must be", "Job priority must be", "already exists", "doesn't exist", "not found"} {
+	for _, text := range []string{"validation error", "alidation failed", "ermission denied", "job priority must be", "Job priority must be", "already exists", "doesn't exist", "not found"} {
 		if strings.Contains(call.Body, text) {
 			return true
 		}

@@ -1,0 +1,210 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/decide"
+	"github.com/nomad-muster/muster/planner/httpapi"
+	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad"
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
+	"github.com/nomad-muster/muster/planner/view"
+)
+
+// as is the client that acts for a caller: with the caller's own token where
+// it gave one, so that Nomad's ACLs apply to it.
+func (a *Agent) as(by httpapi.Caller) (*nomad.Client, error) {
+	if by.NomadToken == "" {
+		return a.client, nil
+	}
+	return a.client.WithToken(by.NomadToken)
+}
+
+// Parse implements httpapi.Jobs.
+func (a *Agent) Parse(ctx context.Context, by httpapi.Caller, spec view.Spec) (json.RawMessage, error) {
+	c, err := a.as(by)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.Parse(ctx, spec.HCL, spec.Variables)
+	if err != nil {
+		return nil, apiError("parse job specification", "", err)
+	}
+	return raw, nil
+}
+
+// Register implements httpapi.Jobs.
+func (a *Agent) Register(ctx context.Context, by httpapi.Caller, raw json.RawMessage, source view.Submission) (view.Submitted, error) {
+	job, err := jobspec.Parse(raw)
+	if err != nil {
+		return view.Submitted{}, &view.Error{Code: view.CodeInvalid, Operation: "register job", Cause: err.Error()}
+	}
+	c, err := a.as(by)
+	if err != nil {
+		return view.Submitted{}, err
+	}
+	key := picture.Key{Namespace: job.Namespace, Job: job.ID}
+	a.mu.RLock()
+	e := a.state.gangs[key]
+	update := e != nil && e.gang.Saved.Phase != lifecycle.Over
+	a.mu.RUnlock()
+	r := nomad.Registration{Job: raw, EnforceIndex: source.ModifyIndex, Fresh: source.EnforceIndex && source.ModifyIndex == 0}
+	if !source.EnforceIndex {
+		r.EnforceIndex = 0
+	}
+	if source.HCL != "" {
+		r.Submission, err = json.Marshal(map[string]any{"Source": source.HCL, "Format": "hcl2", "Variables": source.Variables})
+		if err != nil {
+			return view.Submitted{}, fmt.Errorf("encode submission: %w", err)
+		}
+	}
+	index := a.feed.Index()
+	out, err := c.Register(ctx, job.Namespace, job.ID, r)
+	if err != nil {
+		return view.Submitted{}, apiError("register job", key.String(), err)
+	}
+	submitted := view.Submitted{ID: key.String(), Namespace: job.Namespace, Job: job.ID, Update: update, JobModifyIndex: out.JobModifyIndex, EvalID: out.EvalID, Index: index, Added: []string{}, Warnings: []string{}}
+	submitted.Queue, _ = queueOf(&a.config.Current().Core, job.Meta["muster_queue"], job.Namespace)
+	if out.Warnings != "" {
+		submitted.Warnings = append(submitted.Warnings, strings.TrimSpace(out.Warnings))
+	}
+	return submitted, nil
+}
+
+// Plan implements httpapi.Jobs: it decides once more on the present snapshot
+// with the job in it, and changes nothing.
+func (a *Agent) Plan(_ context.Context, _ httpapi.Caller, raw json.RawMessage) (view.Plan, error) {
+	job, err := jobspec.Parse(raw)
+	if err != nil {
+		return view.Plan{}, &view.Error{Code: view.CodeInvalid, Operation: "plan job", Cause: err.Error()}
+	}
+	key := picture.Key{Namespace: job.Namespace, Job: job.ID}
+	now := time.Now()
+	a.mu.Lock()
+	s := &a.state
+	if !s.whole || !s.loaded {
+		a.mu.Unlock()
+		return view.Plan{}, &view.Error{Code: view.CodeUnavailable, Operation: "plan job", Object: key.String(), Cause: "the picture of the cluster is not complete yet", Hint: "try again in a moment"}
+	}
+	soon := s.decideSoon
+	snap := a.snapshot(now)
+	s.decideSoon = soon
+	present := s.gangs[key]
+	update := present != nil && present.gang.Saved.Phase != lifecycle.Over
+	g := lifecycle.Hypothetical(job, s.set, now)
+	names := map[core.NodeID]string{}
+	for _, n := range s.nodes {
+		names[n.ID] = n.Name
+	}
+	a.mu.Unlock()
+
+	snap.Gangs = slices.DeleteFunc(slices.Clone(snap.Gangs), func(have core.Gang) bool { return have.ID == g.ID })
+	snap.Claims = slices.DeleteFunc(slices.Clone(snap.Claims), func(c core.Claim) bool { return c.Gang == g.ID })
+	snap.Gangs = append(snap.Gangs, g)
+	plan := decide.New().Decide(snap)
+	out := view.Plan{ID: key.String(), Queue: string(g.Queue), Update: update, Evictions: []view.Eviction{}, Added: []string{}, Warnings: []string{}}
+	for i := range g.Groups {
+		out.Members += g.Groups[i].Count
+		for _, d := range g.Groups[i].Devices {
+			if slices.Contains(snap.Config.CardTypes, d.Type) {
+				out.Cards += d.Count * g.Groups[i].Count
+			}
+		}
+	}
+	for _, v := range plan.Verdicts {
+		if v.Gang == g.ID {
+			out.Verdict = view.FromVerdict(v)
+		}
+	}
+	for _, st := range plan.Starts {
+		if st.Gang != g.ID {
+			continue
+		}
+		out.Start = &view.Start{Model: string(st.Model), Borrowed: st.Borrowed, Backfill: st.Backfill, Why: st.Score, After: []string{}}
+		for _, id := range st.After {
+			out.Start.After = append(out.Start.After, string(id))
+		}
+		for _, m := range st.Members {
+			p := view.Placed{Member: m.Member, Group: m.Group, Node: names[m.Node], NodeID: string(m.Node), Cards: []string{}}
+			for _, ids := range m.Cards {
+				for _, id := range ids {
+					p.Cards = append(p.Cards, string(id))
+				}
+			}
+			out.Start.Members = append(out.Start.Members, p)
+		}
+	}
+	for _, ev := range plan.Evictions {
+		if ev.For == g.ID {
+			out.Evictions = append(out.Evictions, view.Eviction{Gang: string(ev.Gang), Kind: string(ev.Kind), GraceSeconds: ev.Grace.Seconds(), LostCardSeconds: ev.Cost, Why: ev.Why})
+		}
+	}
+	for _, r := range plan.Reservations {
+		if r.Gang == g.ID {
+			out.Reservation = &view.Reservation{At: r.At.UTC(), Gathering: r.Gathering, Cause: r.Cause, Nodes: []string{}}
+			for _, m := range r.Members {
+				out.Reservation.Nodes = append(out.Reservation.Nodes, names[m.Node])
+			}
+		}
+	}
+	return out, nil
+}
+
+// Stop implements httpapi.Stopper: the job is stopped in Nomad, and the gang
+// follows.
+func (a *Agent) Stop(ctx context.Context, by httpapi.Caller, namespace, job string, how view.StopRequest) (view.Stopped, error) {
+	key := picture.Key{Namespace: namespace, Job: job}
+	a.mu.RLock()
+	e := a.state.gangs[key]
+	var stage string
+	if e != nil {
+		now, _, _ := e.stageNow()
+		stage = string(now)
+	}
+	a.mu.RUnlock()
+	if e == nil {
+		return view.Stopped{}, &view.Error{Code: view.CodeNotFound, Operation: "stop gang", Object: key.String(), Cause: "no gang has this exact name", Hint: "list them with: muster queue"}
+	}
+	c, err := a.as(by)
+	if err != nil {
+		return view.Stopped{}, err
+	}
+	index := a.feed.Index()
+	if _, err := c.Deregister(ctx, namespace, job, how.Purge); err != nil {
+		return view.Stopped{}, apiError("stop job", key.String(), err)
+	}
+	a.inbox.do(func(s *state) {
+		if e := s.gangs[key]; e != nil {
+			a.publish(e, view.Event{At: time.Now().UTC(), Kind: view.EventUpdate, By: by.Name, Text: strings.TrimSuffix("asked to stop: "+how.Reason, ": ")})
+		}
+	})
+	return view.Stopped{ID: key.String(), Stage: stage, Index: index}, nil
+}
+
+// apiError is a failed call to Nomad in the API's words.
+func apiError(operation, object string, err error) error {
+	e := &view.Error{Code: view.CodeUnavailable, Operation: operation, Object: object, Cause: err.Error(), Hint: "see whether Nomad answers: nomad server members"}
+	var call *nomad.CallError
+	if errors.As(err, &call) && call.Body != "" {
+		e.Cause = "Nomad answers: " + call.Body
+	}
+	switch {
+	case errors.Is(err, nomad.ErrConflict):
+		e.Code, e.Hint = view.CodeConflict, "read the job again and submit with its index"
+	case nomad.Forbidden(err):
+		e.Code, e.Hint = view.CodeForbidden, "use a token of Nomad that may do this"
+	case nomad.NotFound(err):
+		e.Code, e.Hint = view.CodeNotFound, ""
+	case nomad.Refused(err):
+		e.Code, e.Hint = view.CodeRejected, ""
+	}
+	return e
+}

@@ -1,0 +1,172 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/nomadsim"
+	"github.com/nomad-muster/muster/internal/nomadsim/taskstate"
+)
+
+// members are virtual supervisors of ranks: they hold, report, launch and end
+// as the driver's do, over signals and task events.
+type members struct {
+	mu sync.Mutex
+	// started counts every rank that was launched, by gang and attempt.
+	started map[string]int
+	// launched is when each allocation's rank was.
+	launched map[string]time.Time
+	// act says what a member's ranks do, by the arguments of its task:
+	// run=100ms, exit=42, refuse=port, hold.
+	problems []string
+}
+
+func newMembers() *members {
+	return &members{started: map[string]int{}, launched: map[string]time.Time{}}
+}
+
+func (m *members) launches(gang string, attempt int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.started[fmt.Sprintf("%s/%d", gang, attempt)]
+}
+
+// script is what tasks under Muster's driver do on virtual nodes.
+func (m *members) script(s nomadsim.TaskStart) nomadsim.Behaviour {
+	if s.Task.Driver != contract.DriverName {
+		return nomadsim.DefaultScript(s)
+	}
+	v := &virtualMember{members: m, start: s, act: map[string]string{}}
+	if args, ok := s.Task.Config["args"].([]any); ok {
+		for _, a := range args {
+			key, value, _ := strings.Cut(fmt.Sprint(a), "=")
+			v.act[key] = value
+		}
+	}
+	return nomadsim.Behaviour{OnSignal: v.signal, OnStop: v.stop}
+}
+
+type virtualMember struct {
+	*members
+	start   nomadsim.TaskStart
+	act     map[string]string
+	mu      sync.Mutex
+	gang    contract.GangID
+	attempt int
+	state   contract.State
+	asked   bool
+	ended   bool
+}
+
+func (v *virtualMember) report(t *nomadsim.Task, gang contract.GangID, state contract.State, more func(*contract.Report)) {
+	r := contract.Report{V: contract.RecordVersion, Gang: gang, Attempt: v.attempt, Alloc: v.start.Alloc.ID, Task: v.start.Task.Name, Start: v.start.Start, State: state,
+		Address: "192.0.2.1", Port: 29500, Ranks: 1, World: v.start.Alloc.TaskGroup, At: time.Now()}
+	if more != nil {
+		more(&r)
+	}
+	text, _ := json.Marshal(r)
+	t.Event("member is "+string(state), map[string]string{contract.AnnotationReport: string(text)})
+}
+
+func (v *virtualMember) signal(t *nomadsim.Task, signal string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	kind, body, _ := strings.Cut(signal, " ")
+	switch kind {
+	case contract.SignalAsk:
+		v.asked = true
+		if v.state == contract.StateTraining {
+			v.end(t, v.gang, contract.OutcomeCheckpointed, 0)
+		}
+		return
+	case contract.SignalRecord:
+	default:
+		return
+	}
+	r, err := contract.DecodeRecord([]byte(body))
+	if err != nil {
+		v.members.mu.Lock()
+		v.problems = append(v.problems, err.Error())
+		v.members.mu.Unlock()
+		return
+	}
+	v.gang = r.Gang
+	if r.Attempt < v.attempt || v.ended {
+		return
+	}
+	v.attempt = r.Attempt
+	_, listed := r.Lists(v.start.Alloc.ID, v.start.Task.Name, v.start.Start)
+	switch r.Phase {
+	case contract.PhasePlaced:
+		if !listed || v.state != "" {
+			return
+		}
+		if why, ok := v.act["refuse"]; ok {
+			v.report(t, r.Gang, contract.StateRefused, func(rep *contract.Report) {
+				rep.Problems = []contract.Problem{{What: why, Text: why + " is wrong here", Site: why != "script"}}
+			})
+			return
+		}
+		if v.act["silent"] != "" {
+			return
+		}
+		v.state = contract.StateReady
+		v.report(t, r.Gang, contract.StateReady, nil)
+	case contract.PhaseReleased:
+		if !listed || v.state != contract.StateReady {
+			return
+		}
+		v.state = contract.StateTraining
+		v.members.mu.Lock()
+		v.started[fmt.Sprintf("%s/%d", r.Gang, r.Attempt)]++
+		v.launched[v.start.Alloc.ID] = time.Now()
+		v.members.mu.Unlock()
+		v.report(t, r.Gang, contract.StateLaunched, nil)
+		if v.act["train"] != "no" {
+			v.report(t, r.Gang, contract.StateTraining, func(rep *contract.Report) { rep.Step = 1 })
+		}
+		run, err := time.ParseDuration(v.act["run"])
+		if err != nil {
+			return // until it is stopped
+		}
+		time.AfterFunc(run, func() {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			code := 0
+			_, _ = fmt.Sscan(v.act["exit"], &code)
+			if only, ok := v.act["attempts"]; ok && only != fmt.Sprint(v.attempt) {
+				code = 0
+			}
+			outcome := contract.OutcomeComplete
+			if code != 0 {
+				outcome = contract.OutcomeFailed
+			}
+			v.end(t, r.Gang, outcome, code)
+		})
+	case contract.PhaseEnded:
+		v.asked = true
+		v.end(t, r.Gang, contract.OutcomePeer, 0)
+	}
+}
+
+func (v *virtualMember) end(t *nomadsim.Task, gang contract.GangID, outcome contract.Outcome, code int) {
+	if v.ended {
+		return
+	}
+	v.ended, v.state = true, contract.StateEnded
+	v.report(t, gang, contract.StateEnded, func(r *contract.Report) {
+		r.Exit = &contract.Exit{Outcome: outcome, Code: code, Rank: 0, Asked: v.asked, Text: fmt.Sprintf("%s with code %d", outcome, code), At: time.Now()}
+	})
+	t.Exit(taskstate.Exit{Code: code})
+}
+
+func (v *virtualMember) stop(t *nomadsim.Task, _ string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.asked = true
+	v.end(t, v.gang, contract.OutcomeKilled, 0)
+}
