@@ -47,18 +47,27 @@ func (f *Feed) Index() uint64 {
 	return f.last
 }
 
-// After gives the events that follow index, and a channel that closes with the
-// next one. Gap says that events between are forgotten, or that the index is
-// from another feed's life: the reader has to look at everything again.
-func (f *Feed) After(index uint64) (events []view.Event, next <-chan struct{}, gap bool) {
+// Tail is what a feed holds after some index.
+type Tail struct {
+	Events []view.Event
+	Last   uint64          // index of the last event published
+	Next   <-chan struct{} // closes with the next one
+	// Gap: events between are forgotten, or the index is from another feed's
+	// life; Events are all that is kept, and the reader has to look at
+	// everything again.
+	Gap bool
+}
+
+// After gives the events that follow an index.
+func (f *Feed) After(index uint64) Tail {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	oldest := f.last - uint64(len(f.ring)) // index before the oldest kept
-	gap = index < oldest || index > f.last
+	t := Tail{Last: f.last, Next: f.wake, Gap: index < oldest || index > f.last}
 	for i := range f.ring {
-		if e := f.ring[(f.start+i)%len(f.ring)]; gap || e.Index > index {
-			events = append(events, e)
+		if e := f.ring[(f.start+i)%len(f.ring)]; t.Gap || e.Index > index {
+			t.Events = append(t.Events, e)
 		}
 	}
-	return events, f.wake, gap
+	return t
 }

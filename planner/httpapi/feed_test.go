@@ -10,20 +10,21 @@ import (
 func TestFeed(t *testing.T) {
 	t.Parallel()
 	f := NewFeed(3, 100)
-	events, next, gap := f.After(100)
-	must.Len(t, 0, events)
-	must.False(t, gap)
+	empty := f.After(100)
+	must.Len(t, 0, empty.Events)
+	must.False(t, empty.Gap)
 	select {
-	case <-next:
+	case <-empty.Next:
 		t.Fatal("woken before anything was published")
 	default:
 	}
 
 	must.Eq(t, 101, f.Publish(view.Event{Text: "a"}))
-	<-next // woken
-	events, _, gap = f.After(100)
-	must.False(t, gap)
-	must.Eq(t, []view.Event{{Index: 101, Text: "a"}}, events)
+	<-empty.Next // woken
+	one := f.After(100)
+	must.False(t, one.Gap)
+	must.Eq(t, 101, one.Last)
+	must.Eq(t, []view.Event{{Index: 101, Text: "a"}}, one.Events)
 
 	for _, text := range []string{"b", "c", "d"} {
 		f.Publish(view.Event{Text: text})
@@ -43,13 +44,13 @@ func TestFeed(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			events, _, gap := f.After(test.after)
+			tail := f.After(test.after)
 			texts := ""
-			for _, e := range events {
+			for _, e := range tail.Events {
 				texts += e.Text
 			}
 			must.Eq(t, test.texts, texts)
-			must.Eq(t, test.gap, gap)
+			must.Eq(t, test.gap, tail.Gap)
 		})
 	}
 }

@@ -24,6 +24,9 @@ type Submission struct {
 	// ModifyIndex (0: the job must not exist).
 	EnforceIndex bool   `json:"enforce_index,omitempty"`
 	ModifyIndex  uint64 `json:"modify_index,omitempty"`
+	// KeepRefused submits also what the cluster as it is could never run; it
+	// waits, refused, until nodes or queues change.
+	KeepRefused bool `json:"keep_refused,omitempty"`
 }
 
 // Submitted is the answer to a submission that was taken.
@@ -36,8 +39,12 @@ type Submitted struct {
 	Update         bool   `json:"update"`
 	JobModifyIndex uint64 `json:"job_modify_index"`
 	EvalID         string `json:"eval_id,omitempty"`
-	// Index to wait on with a blocking read of the gang.
+	// Index of the last event before the submission: a read of the gang that
+	// waits on it sees nothing of an earlier gang of this name.
 	Index uint64 `json:"index"`
+	// Starts is periodic or parameterized where the job itself is no gang, but
+	// the jobs that it starts are; absent: it is one.
+	Starts string `json:"starts,omitempty"`
 	// Added are the blocks that the job lacked and got.
 	Added    []string `json:"added"`
 	Warnings []string `json:"warnings"`

@@ -174,3 +174,11 @@ const (
 	EventNode    EventKind = "node"    //
 	EventPlanner EventKind = "planner" // configuration, leadership, connection
 )
+
+// Since is when the gang entered the stage that it is in; zero: not known.
+func (g *Gang) Since() time.Time {
+	if g.Detail != nil && len(g.Detail.Stages) > 0 {
+		return g.Detail.Stages[len(g.Detail.Stages)-1].Entered
+	}
+	return time.Time{}
+}

@@ -1,0 +1,81 @@
+package httpapi
+
+import (
+	"net/http"
+
+	"github.com/nomad-muster/muster/planner/view"
+)
+
+// Route is one thing that the API does.
+type Route struct {
+	Method  string
+	Path    string    // as http.ServeMux takes it
+	Role    view.Role // that a caller needs; RoleNone: anybody, no token asked for
+	Changes bool      // something: logged with who did it
+	Summary string    // an imperative sentence without a full stop
+	Query   []Param
+	// Body and Answer are values of the types of the JSON documents; nil: none,
+	// or not JSON (Media says what then).
+	Body   any
+	Answer any
+	Media  string // of an answer that is no JSON document
+	// Large: the body may be a job specification.
+	Large  bool
+	handle func(s *Server, q *request) (any, error)
+}
+
+// Param is one parameter of the query.
+type Param struct{ Name, Type, Doc string }
+
+// Bounds of request bodies in bytes.
+const (
+	smallBody = 64 << 10
+	largeBody = 8 << 20
+)
+
+func (r *Route) limit() int64 {
+	if r.Large {
+		return largeBody
+	}
+	return smallBody
+}
+
+// Routes of the API, in the order of the documentation.
+var Routes = []Route{
+	{Method: http.MethodGet, Path: "/v1/gangs", Role: view.RoleViewer, Summary: "List gangs", Answer: view.GangList{}, handle: (*Server).listGangs, Query: []Param{
+		{"namespace", "string", "only of this namespace; * or absent: of all"},
+		{"queue", "string", "only of this queue"},
+		{"prefix", "string", "only whose job id starts with this"},
+		{"stage", "string", "only in this stage"},
+		{"ended", "boolean", "also those that are over"},
+	}},
+	{Method: http.MethodGet, Path: "/v1/gang/{namespace}/{job}", Role: view.RoleViewer, Summary: "Read a gang", Answer: view.Gang{}, handle: (*Server).readGang, Query: []Param{
+		{"index", "integer", "wait until the gang's index is above this"},
+		{"wait", "string", `for at most so long, such as "30s"; default 5m, at most 10m`},
+	}},
+	{Method: http.MethodGet, Path: "/v1/gang/{namespace}/{job}/why", Role: view.RoleViewer, Summary: "Explain a gang", Answer: view.Why{}, handle: (*Server).why},
+	{Method: http.MethodPost, Path: "/v1/gang/{namespace}/{job}/stop", Role: view.RoleSubmitter, Changes: true, Summary: "Stop a gang", Body: view.StopRequest{},
+		Answer: view.Stopped{}, handle: (*Server).stop},
+	{Method: http.MethodPost, Path: "/v1/parse", Role: view.RoleViewer, Large: true, Summary: "Parse a job", Body: view.Spec{}, Answer: view.Parsed{}, handle: (*Server).parse},
+	{Method: http.MethodPost, Path: "/v1/validate", Role: view.RoleViewer, Large: true, Summary: "Validate a job", Body: view.Spec{}, Answer: view.Validation{}, handle: (*Server).validate},
+	{Method: http.MethodPost, Path: "/v1/plan", Role: view.RoleViewer, Large: true, Summary: "Plan a job", Body: view.Spec{}, Answer: view.Plan{}, handle: (*Server).plan},
+	{Method: http.MethodPost, Path: "/v1/jobs", Role: view.RoleSubmitter, Changes: true, Large: true, Summary: "Submit a job", Body: view.Submission{},
+		Answer: view.Submitted{}, handle: (*Server).submit},
+	{Method: http.MethodGet, Path: "/v1/queues", Role: view.RoleViewer, Summary: "List queues", Answer: view.QueueList{}, handle: (*Server).listQueues},
+	{Method: http.MethodGet, Path: "/v1/queue/{queue}", Role: view.RoleViewer, Summary: "Read a queue", Answer: view.QueueDetail{}, handle: (*Server).readQueue},
+	{Method: http.MethodGet, Path: "/v1/nodes", Role: view.RoleViewer, Summary: "List nodes", Answer: view.NodeList{}, handle: (*Server).listNodes},
+	{Method: http.MethodGet, Path: "/v1/status", Role: view.RoleViewer, Summary: "Read the planner's status", Answer: view.Status{}, handle: (*Server).status},
+	{Method: http.MethodGet, Path: "/v1/events", Role: view.RoleViewer, Summary: "Stream events", Answer: view.Event{}, Media: "text/event-stream", handle: (*Server).events, Query: []Param{
+		{"index", "integer", "start after this event; absent: with the next one (the header Last-Event-ID says the same)"},
+		{"gang", "string", "only of this gang (namespace/job)"},
+		{"queue", "string", "only of this queue"},
+	}},
+	{Method: http.MethodGet, Path: "/v1/health", Role: view.RoleNone, Summary: "Read the planner's health", Answer: view.Health{}, handle: (*Server).health},
+	{Method: http.MethodGet, Path: "/metrics", Role: view.RoleViewer, Summary: "Read metrics", Media: "text/plain", handle: (*Server).metrics},
+}
+
+func init() {
+	// In init, since the document is made of Routes itself.
+	Routes = append(Routes, Route{Method: http.MethodGet, Path: "/v1/openapi.json", Role: view.RoleNone, Summary: "Read this description", Media: "application/json",
+		handle: (*Server).openapi})
+}
