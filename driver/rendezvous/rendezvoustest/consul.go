@@ -1,0 +1,253 @@
+// Package rendezvoustest starts a real Consul agent for tests and plays the
+// planner's side of the rendezvous by hand.
+package rendezvoustest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/shoenig/test/must"
+
+	"github.com/nomad-muster/muster/driver/rendezvous"
+	"github.com/nomad-muster/muster/internal/contract"
+)
+
+// Binary finds a Consul agent: $CONSUL_BIN, the repository's .bin, the PATH.
+func Binary() (string, error) {
+	_, file, _, _ := runtime.Caller(0)
+	local := filepath.Join(filepath.Dir(file), "../../../.bin/consul")
+	for _, path := range []string{os.Getenv("CONSUL_BIN"), local} {
+		if path == "" {
+			continue
+		}
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath("consul")
+	if err != nil {
+		return "", fmt.Errorf("no Consul: looked at $CONSUL_BIN, %s and the PATH; `make deps` builds one", local)
+	}
+	return path, nil
+}
+
+// Agent is a real Consul agent in development mode on loopback.
+type Agent struct {
+	Address string
+	api     *api.Client
+	cmd     *exec.Cmd
+	args    []string
+}
+
+var (
+	shared     *Agent
+	sharedErr  error
+	sharedOnce sync.Once
+)
+
+// Shared gives the one agent of this test process, or skips the test with the
+// reason. Main ends it.
+func Shared(t testing.TB) *Agent {
+	t.Helper()
+	sharedOnce.Do(func() { shared, sharedErr = start() })
+	if sharedErr != nil {
+		t.Skip(sharedErr)
+	}
+	return shared
+}
+
+// Main runs a package's tests and ends the shared agent after them.
+func Main(m *testing.M) int {
+	defer func() {
+		if shared != nil {
+			shared.kill()
+		}
+	}()
+	return m.Run()
+}
+
+// Start gives an agent of its own that ends with the test, for tests that stop
+// it in between.
+func Start(t testing.TB) *Agent {
+	t.Helper()
+	if _, err := Binary(); err != nil {
+		t.Skip(err)
+	}
+	a, err := start()
+	must.NoError(t, err)
+	t.Cleanup(a.kill)
+	return a
+}
+
+func start() (*Agent, error) {
+	binary, err := Binary()
+	if err != nil {
+		return nil, err
+	}
+	ports, err := freePorts(4)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{Address: fmt.Sprintf("127.0.0.1:%d", ports[0])}
+	a.args = []string{binary, "agent", "-dev", "-bind", "127.0.0.1", "-client", "127.0.0.1", "-log-level", "warn",
+		"-http-port", fmt.Sprint(ports[0]), "-server-port", fmt.Sprint(ports[1]), "-serf-lan-port", fmt.Sprint(ports[2]), "-serf-wan-port", "-1",
+		"-dns-port", "-1", "-grpc-port", "-1", "-grpc-tls-port", "-1"}
+	if a.api, err = api.NewClient(&api.Config{Address: a.Address}); err != nil {
+		return nil, err
+	}
+	return a, a.Up()
+}
+
+// Up starts the agent (again), with nothing in its store.
+func (a *Agent) Up() error {
+	a.cmd = exec.Command(a.args[0], a.args[1:]...)
+	var log strings.Builder
+	a.cmd.Stdout, a.cmd.Stderr = &log, &log
+	if err := a.cmd.Start(); err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		// A leader alone is not enough: sessions need the node's own entry.
+		if nodes, _, err := a.api.Catalog().Nodes(nil); err == nil && len(nodes) > 0 {
+			return nil
+		}
+	}
+	a.kill()
+	return fmt.Errorf("Consul was not ready within 30 s:\n%s", log.String())
+}
+
+// Down kills the agent.
+func (a *Agent) Down() { a.kill() }
+
+func (a *Agent) kill() {
+	if a.cmd != nil && a.cmd.Process != nil {
+		_ = a.cmd.Process.Kill()
+		_ = a.cmd.Wait()
+		a.cmd = nil
+	}
+}
+
+// Config reaches the agent.
+func (a *Agent) Config() rendezvous.ConsulConfig {
+	return rendezvous.ConsulConfig{Address: a.Address}
+}
+
+// API is Consul's own client of the agent.
+func (a *Agent) API() *api.Client { return a.api }
+
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+// Planner plays the planner of one gang over Consul.
+type Planner struct {
+	t     testing.TB
+	agent *Agent
+	Gang  contract.GangID
+}
+
+// Planner of a gang; what it wrote is removed at the test's end.
+func (a *Agent) Planner(t testing.TB, gang contract.GangID) *Planner {
+	p := &Planner{t: t, agent: a, Gang: gang}
+	t.Cleanup(func() {
+		_, _ = a.api.KV().DeleteTree(strings.TrimSuffix(gang.RecordKey(), "record"), nil)
+	})
+	return p
+}
+
+// Write puts the record where members see it.
+func (p *Planner) Write(r contract.Record) {
+	p.t.Helper()
+	text, err := json.Marshal(r)
+	must.NoError(p.t, err)
+	p.WriteText(text)
+}
+
+// WriteText puts any text in the record's place.
+func (p *Planner) WriteText(text []byte) {
+	p.t.Helper()
+	_, err := p.agent.api.KV().Put(&api.KVPair{Key: p.Gang.RecordKey(), Value: text}, nil)
+	must.NoError(p.t, err)
+}
+
+// Reports of an attempt, by member.
+func (p *Planner) Reports(attempt int) map[string]contract.Report {
+	p.t.Helper()
+	pairs, _, err := p.agent.api.KV().List(p.Gang.AttemptPrefix(attempt)+"members/", nil)
+	must.NoError(p.t, err)
+	out := map[string]contract.Report{}
+	for _, pair := range pairs {
+		var r contract.Report
+		must.NoError(p.t, json.Unmarshal(pair.Value, &r))
+		out[rendezvous.MemberKey(r.Alloc, r.Task)] = r
+	}
+	return out
+}
+
+// Await waits until ok says yes of the attempt's reports.
+func (p *Planner) Await(ctx context.Context, attempt int, what string, ok func(map[string]contract.Report) bool) map[string]contract.Report {
+	p.t.Helper()
+	var index uint64
+	for {
+		reports := p.Reports(attempt)
+		if ok(reports) {
+			return reports
+		}
+		q := (&api.QueryOptions{WaitIndex: index, WaitTime: time.Second}).WithContext(ctx)
+		_, meta, err := p.agent.api.KV().List(p.Gang.AttemptPrefix(attempt), q)
+		if ctx.Err() != nil {
+			text, _ := json.MarshalIndent(reports, "", "  ")
+			p.t.Fatalf("%s: not within the test's time; reports of attempt %d: %s", what, attempt, text)
+		}
+		must.NoError(p.t, err)
+		index = meta.LastIndex
+	}
+}
+
+// Keys that exist below the gang's folder, the record's left out.
+func (p *Planner) Keys() []string {
+	p.t.Helper()
+	keys, _, err := p.agent.api.KV().Keys(strings.TrimSuffix(p.Gang.RecordKey(), "record"), "", nil)
+	must.NoError(p.t, err)
+	var out []string
+	for _, key := range keys {
+		if key != p.Gang.RecordKey() {
+			out = append(out, key)
+		}
+	}
+	return out
+}
+
+// Services that members of the gang registered.
+func (p *Planner) Services() []string {
+	p.t.Helper()
+	services, err := p.agent.api.Agent().Services()
+	must.NoError(p.t, err)
+	var out []string
+	for id, s := range services {
+		if s.Service == contract.ConsulService && s.Meta["gang"] == p.Gang.String() {
+			out = append(out, id)
+		}
+	}
+	return out
+}
