@@ -1,0 +1,201 @@
+package isolation
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoenig/test/must"
+	"golang.org/x/sys/unix"
+)
+
+func TestBelow(t *testing.T) {
+	table := Table{1: {PID: 1}, 2: {PID: 2, Parent: 1}, 3: {PID: 3, Parent: 2}, 4: {PID: 4, Parent: 3, State: 'Z'}, 5: {PID: 5, Parent: 1}, 7: {PID: 7, Parent: 8}, 8: {PID: 8, Parent: 7}}
+	must.Eq(t, []int{3, 4}, table.Below(2))
+	must.Eq(t, []int{2, 3, 4, 5}, table.Below(1))
+	must.SliceEmpty(t, table.Below(5))
+	must.Eq(t, []int{8}, table.Below(7), must.Sprint("a circle ends"))
+}
+
+func TestSum(t *testing.T) {
+	table := Table{
+		1: {PID: 1, User: 1000, ChildUser: 50, ChildSystem: 5},
+		2: {PID: 2, Parent: 1, User: 10, System: 2, ChildUser: 3, RSS: 4096},
+		3: {PID: 3, Parent: 2, User: 1, RSS: 4096},
+		4: {PID: 4, Parent: 2, State: 'Z', User: 99},
+		9: {PID: 9, Parent: 0, User: 1e6},
+	}
+	u := table.Sum(1, time.Unix(1, 0))
+	must.Eq(t, 640*time.Millisecond, u.User)
+	must.Eq(t, 70*time.Millisecond, u.System)
+	must.Eq(t, 8192, u.RSS)
+	must.Eq(t, 2, len(u.ByPID))
+	must.False(t, Table{}.Sum(1, time.Unix(1, 0)).Measure)
+}
+
+// A process that calls setsid and whose parent ends is still found, through
+// the variable that it carries, and ended.
+func TestKillFindsWhatHides(t *testing.T) {
+	entry := "MUSTER_TASK=" + t.Name() + strconv.Itoa(os.Getpid())
+	cmd := exec.Command("sh", "-c", "setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & sleep 0.2")
+	cmd.Env = append(os.Environ(), entry)
+	must.NoError(t, cmd.Run())
+	find := func() ([]int, error) { return WithEntry(entry) }
+	pids, err := find()
+	must.NoError(t, err)
+	must.SliceNotEmpty(t, pids)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	must.NoError(t, Kill(ctx, find))
+	pids, err = find()
+	must.NoError(t, err)
+	must.SliceEmpty(t, pids)
+}
+
+func TestKillNamesWhatIsLeft(t *testing.T) {
+	// A zombie cannot be killed; here it is nobody's business but ours to wait.
+	cmd := exec.Command("true")
+	must.NoError(t, cmd.Start())
+	for {
+		p, err := ReadProcess(cmd.Process.Pid)
+		must.NoError(t, err)
+		if p.State == 'Z' {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err := Kill(ctx, func() ([]int, error) { return []int{cmd.Process.Pid}, nil })
+	must.ErrorContains(t, err, strconv.Itoa(cmd.Process.Pid)+" (")
+	must.NoError(t, cmd.Wait())
+}
+
+func TestCatchesSignal(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "trap 'exit 3' USR1; echo ready; while :; do sleep 0.05; done")
+	out, err := cmd.StdoutPipe()
+	must.NoError(t, err)
+	must.NoError(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	_, err = out.Read(make([]byte, 6))
+	must.NoError(t, err)
+	must.True(t, CatchesSignal(cmd.Process.Pid, unix.SIGUSR1))
+	must.False(t, CatchesSignal(cmd.Process.Pid, unix.SIGUSR2))
+	must.False(t, CatchesSignal(-1, unix.SIGUSR1))
+}
+
+func TestParseMounts(t *testing.T) {
+	hybrid := "cgroup /sys/fs/cgroup/freezer cgroup rw,relatime,freezer 0 0\ncgroup /sys/fs/cgroup/my\\040mem cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+	must.Eq(t, Hierarchy{Version: 1, Mounts: map[string]string{"freezer": "/sys/fs/cgroup/freezer", "memory": "/sys/fs/cgroup/my mem"}}, parseMounts([]byte(hybrid)))
+	must.Eq(t, Hierarchy{Version: 2, Mounts: map[string]string{"": "/sys/fs/cgroup"}}, parseMounts([]byte("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")))
+	must.Eq(t, "none", parseMounts([]byte("proc /proc proc rw 0 0")).String())
+}
+
+// Processes are born in the task's cgroup, and the thread that forked them
+// comes back from it.
+func TestCgroup(t *testing.T) {
+	h := Detect()
+	if h.Version == 0 {
+		t.Skip(h.Why)
+	}
+	c, err := h.New("test-"+strconv.Itoa(os.Getpid()), "", Limits{MemoryBytes: 64 << 20})
+	must.NoError(t, err)
+	t.Cleanup(func() { must.NoError(t, c.Remove()) })
+	before, err := os.ReadFile("/proc/self/cgroup")
+	must.NoError(t, err)
+
+	cmd := exec.Command("sh", "-c", "sleep 300 & setsid sleep 300 & wait")
+	cmd.SysProcAttr = &unix.SysProcAttr{}
+	into, err := c.CloneInto()
+	must.NoError(t, err)
+	if into != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(into.Fd())
+		defer into.Close()
+	}
+	runtime.LockOSThread()
+	back, err := c.EnterThread()
+	must.NoError(t, err)
+	must.NoError(t, cmd.Start())
+	must.NoError(t, back())
+	after, err := os.ReadFile("/proc/thread-self/cgroup")
+	must.NoError(t, err)
+	must.Eq(t, string(before), string(after))
+	runtime.UnlockOSThread()
+
+	for len(pids(t, c)) < 3 {
+		time.Sleep(time.Millisecond)
+	}
+	must.True(t, slices.Contains(pids(t, c), cmd.Process.Pid))
+	must.Eq(t, 0, c.OOMKills())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	go func() { _ = cmd.Wait() }()
+	must.NoError(t, Kill(ctx, c.Processes))
+}
+
+func pids(t *testing.T, c *Cgroup) []int {
+	out, err := c.Processes()
+	must.NoError(t, err)
+	return out
+}
+
+// A process that takes more than the limit is killed, and that is counted.
+func TestOOMKill(t *testing.T) {
+	h := Detect()
+	if h.Version == 0 {
+		t.Skip(h.Why)
+	}
+	c, err := h.New("oom-"+strconv.Itoa(os.Getpid()), "", Limits{MemoryBytes: 16 << 20})
+	must.NoError(t, err)
+	t.Cleanup(func() { must.NoError(t, c.Remove()) })
+	if c.Memory == "" {
+		t.Skip("the memory controller is not to be had")
+	}
+	cmd := exec.Command("sh", "-c", "x=$(head -c 100000000 /dev/zero | tr '\\0' a); echo ${#x}")
+	cmd.SysProcAttr = &unix.SysProcAttr{}
+	into, err := c.CloneInto()
+	must.NoError(t, err)
+	if into != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(into.Fd())
+		defer into.Close()
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	back, err := c.EnterThread()
+	must.NoError(t, err)
+	must.NoError(t, cmd.Start())
+	must.NoError(t, back())
+	_ = cmd.Wait()
+	must.Positive(t, c.OOMKills())
+}
+
+func FuzzParseStat(f *testing.F) {
+	own, _ := os.ReadFile("/proc/self/stat")
+	f.Add(own)
+	for _, s := range []string{"", "1 (a", "1 ) (", "7 (a) b) S 1 7 7 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 4711 4096 12 1", "x (y) S 1"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, err := parseStat(data)
+		if err == nil {
+			must.True(t, strings.Contains(string(data), p.Command))
+			must.NotEq(t, 0, p.State)
+		}
+	})
+}
+
+func FuzzParseMounts(f *testing.F) {
+	own, _ := os.ReadFile("/proc/self/mounts")
+	f.Add(own)
+	f.Add([]byte("cgroup \\040 cgroup freezer"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		h := parseMounts(data)
+		must.True(t, h.Version == 0 || h.tracking() != "")
+	})
+}
