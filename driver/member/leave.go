@@ -1,0 +1,339 @@
+package member
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nomad-muster/muster/driver/progress"
+	"github.com/nomad-muster/muster/driver/rendezvous"
+	"github.com/nomad-muster/muster/internal/contract"
+)
+
+// ask: the planner wants the member to save and leave. A repeated ask only
+// moves the end of the grace.
+func (m *Member) ask(now time.Time, a contract.Ask, todo *actions) {
+	if m.stage == Clearing || m.ended != nil {
+		return
+	}
+	end := a.By
+	if end.IsZero() {
+		end = now.Add(a.Grace)
+	}
+	if m.asked != nil {
+		if m.asked.Kind == a.Kind && m.asked.By.Equal(a.By) && m.asked.Grace == a.Grace || m.stopped {
+			return
+		}
+		m.asked, m.grace, m.graceEnd = &a, max(a.Grace, end.Sub(now)), end
+		return
+	}
+	m.asked, m.askedAt, m.grace, m.graceEnd = &a, now, max(a.Grace, end.Sub(now)), end
+	if m.launch == 0 {
+		m.end(now, cause{contract.OutcomeRefused, "asked to leave before it was released" + why(a), -1}, todo)
+		return
+	}
+	m.stage = Leaving
+	todo.tell(fmt.Sprintf("asked to save and leave within %v%s", m.grace.Round(time.Second), why(a)))
+	todo.add(Ask{Ask: a})
+	m.afterAsk(now, todo)
+}
+
+func why(a contract.Ask) string {
+	text := ""
+	if a.Kind != "" {
+		text = " (" + a.Kind + ")"
+	}
+	if a.Why != "" {
+		text += ": " + a.Why
+	}
+	return text
+}
+
+// stop: Nomad ends the task, with its kill timeout as grace.
+func (m *Member) stop(now time.Time, e Stopped, todo *actions) {
+	if m.stage == Clearing || m.stopped && !e.Now {
+		return
+	}
+	first := m.asked == nil
+	m.stopped = true
+	a := contract.Ask{Kind: "stop", By: now.Add(e.Grace), Grace: e.Grace}
+	if first {
+		m.asked, m.askedAt = &a, now
+	}
+	if m.launch == 0 {
+		m.end(now, cause{contract.OutcomeRefused, "stopped before it was released", -1}, todo)
+		return
+	}
+	if e.Now || m.stage == Leaving && m.ended != nil {
+		m.letGo(todo)
+		m.clear(todo)
+		return
+	}
+	m.stage = Leaving
+	m.grace, m.graceEnd, m.extended = e.Grace, a.By, 0
+	signal := e.Signal
+	if signal == "" {
+		signal = "SIGTERM"
+	}
+	if first {
+		todo.tell(fmt.Sprintf("stopped by Nomad: %v to save and leave", e.Grace.Round(time.Second)))
+	}
+	// Who listens to the preempt file alone is known by its marks, or was asked
+	// before and is left its time.
+	todo.add(Ask{Ask: a, Stop: signal, Spare: m.Marked() || !first})
+	m.afterAsk(now, todo)
+}
+
+// afterAsk: where no rank runs yet there is nothing to save.
+func (m *Member) afterAsk(now time.Time, todo *actions) {
+	if len(m.ranks) == 0 {
+		m.clear(todo)
+		return
+	}
+	m.afterRanks(now, todo)
+}
+
+// graceTimer ends the grace, or extends it while a save is in progress.
+func (m *Member) graceTimer(now time.Time, todo *actions) {
+	if m.asked == nil || m.termSent || m.ended != nil {
+		return
+	}
+	if m.mayStop {
+		m.letGo(todo)
+		m.term(now, m.setup.Timing.TermWait, todo)
+		return
+	}
+	if now.Before(m.graceEnd) {
+		return
+	}
+	if !m.saving.IsZero() && m.extended < 2 {
+		m.extended++
+		m.graceEnd = now.Add(m.grace)
+		todo.tell(fmt.Sprintf("a checkpoint is being written: %v more", m.grace.Round(time.Second)))
+		return
+	}
+	m.letGo(todo)
+	m.term(now, m.setup.Timing.TermWait, todo)
+}
+
+// marked takes a mark of a script.
+func (m *Member) marked(now time.Time, e Marked, todo *actions) {
+	if m.launch == 0 {
+		return
+	}
+	m.marks++
+	before := m.state
+	switch e.Mark.Kind {
+	case progress.Step:
+		m.step = max(m.step, e.Mark.Step)
+	case progress.Begin:
+		m.saving = now
+	case progress.Failed:
+		m.saving = time.Time{}
+	case progress.End:
+		m.saving, m.saved = time.Time{}, now
+		if e.Mark.Step >= 0 {
+			m.savedStep = e.Mark.Step
+		}
+		if m.asked != nil {
+			todo.tell("checkpoint saved")
+		}
+	case progress.MayStop:
+		m.mayStop = m.asked != nil
+	case progress.Complete:
+		m.complete = true
+	}
+	if m.state == contract.StateLaunched || m.state == contract.StateReady && len(m.ranks) > 0 {
+		m.state = contract.StateTraining
+		todo.tell("first progress")
+	}
+	if before != m.state || e.Mark.Kind == progress.End || now.Sub(m.reported) >= m.setup.Timing.ReportEvery {
+		m.publish(now, todo)
+	}
+}
+
+// followPeers acts on what other members report: a failure ends this one, a
+// report that vanished is looked into.
+func (m *Member) followPeers(now time.Time, todo *actions) {
+	if m.stage != Running && m.stage != Leaving || m.sight.Reports == nil {
+		return
+	}
+	if m.asked != nil {
+		m.afterRanks(now, todo) // the host may have waited for its peers
+		return
+	}
+	if m.setup.Config.Elastic {
+		return
+	}
+	for _, peer := range m.record.Members {
+		if peer.Index == m.index {
+			continue
+		}
+		key := rendezvous.MemberKey(peer.Alloc, peer.Task)
+		r, there := m.sight.Reports[key]
+		switch {
+		case there && r.State == contract.StateEnded && r.Exit != nil && stopsOthers(r.Exit.Outcome):
+			m.end(now, cause{contract.OutcomePeer, fmt.Sprintf("member %d on %s ended: %s", peer.Index, peer.Node, r.Exit.Text), -1}, todo)
+			return
+		case there:
+			m.seenPeers[key] = true
+		case m.seenPeers[key] && !m.askingPeer:
+			m.askingPeer = true
+			todo.add(AskPeer{Member: peer.Index, Peer: peer})
+		}
+	}
+}
+
+// stopsOthers tells whether a member that ended so makes the others' work
+// pointless.
+func stopsOthers(o contract.Outcome) bool {
+	switch o {
+	case contract.OutcomeComplete, contract.OutcomeCheckpointed, contract.OutcomeYielded:
+		return false
+	}
+	return true
+}
+
+// peerAnswered: a peer lives although Consul forgot it, or is gone.
+func (m *Member) peerAnswered(now time.Time, e PeerAnswered, todo *actions) {
+	m.askingPeer = false
+	if m.stage != Running || e.Member >= len(m.record.Members) {
+		return
+	}
+	peer := m.record.Members[e.Member]
+	if _, there := m.sight.Reports[rendezvous.MemberKey(peer.Alloc, peer.Task)]; there {
+		return // it reported again meanwhile
+	}
+	if !e.Alive {
+		m.end(now, cause{contract.OutcomePeer, fmt.Sprintf("member %d on %s vanished: %s", peer.Index, peer.Node, e.Text), -1}, todo)
+		return
+	}
+	m.askingPeer = true
+	todo.add(AskPeer{Member: e.Member, Peer: peer})
+}
+
+// conclude says how the member ended, from all that was seen.
+func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
+	x := contract.Exit{Code: 0, Rank: -1, At: now}
+	number, first := m.firstFailure()
+	if first != nil {
+		x.Code, x.Signal, x.Rank, x.OOM, x.At = first.code, first.signal, number, first.oom, first.at
+		if first.signal == 9 && e.OOMKills > 0 {
+			x.OOM = true
+		}
+	}
+	// Whatever was seen before the ask was not made by it.
+	x.Asked = m.asked != nil && !(first != nil && first.at.Before(m.askedAt)) && !m.doneBefore(m.askedAt)
+
+	switch {
+	case m.ended != nil && m.ended.outcome == contract.OutcomeRefused:
+		x.Outcome, x.Code, x.Text = contract.OutcomeRefused, contract.CodeRefused, m.ended.text
+		x.Asked = m.asked != nil
+	case m.launch == 0:
+		x.Outcome, x.Code, x.Text = contract.OutcomeRefused, contract.CodeRefused, "never released"
+		if m.ended != nil {
+			x.Text += ": " + m.ended.text
+		}
+		x.Asked = true
+	case m.ended != nil && m.ended.outcome == contract.OutcomeFailed:
+		x.Outcome, x.Code, x.Text = contract.OutcomeFailed, 1, m.ended.text
+	case m.ended != nil && (first == nil || !first.at.Before(m.endedAt)):
+		// Nothing had failed here before.
+		if m.allZero() && m.ended.outcome != contract.OutcomeHung {
+			x.Outcome, x.Text = contract.OutcomeComplete, "all ranks ended with 0"
+			break
+		}
+		x.Outcome, x.Text, x.Asked = m.ended.outcome, m.ended.text, m.ended.outcome == contract.OutcomeKilled
+		if m.ended.rank >= 0 {
+			x.Rank = m.ended.rank
+		}
+	case x.Asked:
+		m.concludeAsked(&x)
+	case first != nil:
+		x.Outcome, x.Text = contract.OutcomeFailed, fmt.Sprintf("rank %d ended %s", number, how(first.code, first.signal))
+		if x.OOM {
+			x.Text += ": out of memory, killed by the kernel at the task's limit"
+		}
+	case m.allZero():
+		x.Outcome, x.Text = contract.OutcomeComplete, "all ranks ended with 0"
+		if m.launcher != nil && (m.launcher.Code != 0 || m.launcher.Signal != 0) {
+			x.Text += fmt.Sprintf(" (torchrun itself ended %s while closing)", how(m.launcher.Code, m.launcher.Signal))
+		}
+	case m.launcher != nil:
+		m.concludeLauncher(&x)
+	default:
+		x.Outcome, x.Code, x.Text = contract.OutcomeUnknown, -1, "how the ranks ended was not seen"
+	}
+	return x
+}
+
+// concludeAsked: complete only where the script says so, or its ranks had
+// ended by themselves before.
+func (m *Member) concludeAsked(x *contract.Exit) {
+	switch {
+	case m.complete && m.allZero():
+		x.Outcome, x.Text = contract.OutcomeComplete, "complete, as the script says, after it was asked to leave"
+	case m.saved.After(m.askedAt):
+		x.Outcome, x.Text = contract.OutcomeCheckpointed, "saved a checkpoint after it was asked to leave"
+		if m.savedStep >= 0 {
+			x.Text += fmt.Sprintf(", at step %d", m.savedStep)
+		}
+	case len(m.ranks) == 0:
+		x.Outcome, x.Text = contract.OutcomeKilled, "asked to leave before its ranks ran"
+	case m.allRanksEnded() && (!m.termSent || m.allZero()):
+		x.Outcome, x.Text = contract.OutcomeYielded, "left by itself after it was asked to, and named no checkpoint"
+	default:
+		x.Outcome, x.Text = contract.OutcomeKilled, "stopped by signal when its grace was over"
+	}
+}
+
+func (m *Member) concludeLauncher(x *contract.Exit) {
+	l := m.launcher
+	x.Outcome, x.Code, x.Signal, x.At = contract.OutcomeFailed, l.Code, l.Signal, l.At
+	switch {
+	case l.Err != nil:
+		x.Code, x.Text = 1, "nothing could be started: "+l.Err.Error()
+	case len(m.ranks) == 0:
+		x.Text = fmt.Sprintf("torchrun ended %s before it started a rank", how(l.Code, l.Signal))
+	default:
+		x.Text = fmt.Sprintf("torchrun ended %s before its ranks", how(l.Code, l.Signal))
+	}
+	if l.Text != "" {
+		x.Text += ": " + l.Text
+	}
+	if x.Code == 0 && x.Signal == 0 {
+		x.Outcome, x.Code = contract.OutcomeUnknown, -1
+	}
+}
+
+// firstFailure is the rank that failed first.
+func (m *Member) firstFailure() (int, *rank) {
+	number := -1
+	for n, r := range m.ranks {
+		if r.failed() && (number < 0 || r.at.Before(m.ranks[number].at) || r.at.Equal(m.ranks[number].at) && n < number) {
+			number = n
+		}
+	}
+	return number, m.ranks[number]
+}
+
+func (m *Member) allZero() bool { return m.allRanksEnded() && !m.anyFailed() }
+
+// doneBefore says that all ranks had ended with 0 before a time.
+func (m *Member) doneBefore(at time.Time) bool {
+	if !m.allZero() {
+		return false
+	}
+	for _, r := range m.ranks {
+		if !r.at.Before(at) {
+			return false
+		}
+	}
+	return true
+}
+
+func how(code, signal int) string {
+	if signal != 0 {
+		return fmt.Sprintf("by signal %d (%s)", signal, signalName(signal))
+	}
+	return fmt.Sprintf("with code %d", code)
+}
