@@ -343,3 +343,14 @@ func removeTree(dir string) error {
 	}
 	return os.Remove(dir)
 }
+
+// RemoveNamed removes the cgroups that New made under a name, for a task whose
+// supervisor did not.
+func (h Hierarchy) RemoveNamed(name string) {
+	if name == "" || name == "." {
+		return
+	}
+	for _, mount := range h.Mounts {
+		_ = removeTree(filepath.Join(mount, parent, name))
+	}
+}

@@ -1,0 +1,110 @@
+package shim
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/nomad-muster/muster/driver/member"
+)
+
+// peerState is what a supervisor tells a peer that connects: one line of JSON.
+type peerState struct {
+	V       int       `json:"v"`
+	Gang    string    `json:"gang"`
+	Attempt int       `json:"attempt"`
+	Alloc   string    `json:"alloc"`
+	Task    string    `json:"task"`
+	At      time.Time `json:"at"`
+}
+
+// peerServer answers peers that ask whether this member still lives.
+type peerServer struct {
+	listener net.Listener
+	port     int
+}
+
+func servePeers(address string, state func() peerState) (*peerServer, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+	if err != nil {
+		return nil, fmt.Errorf("listen for peers on %s: %w", address, err)
+	}
+	p := &peerServer{l, l.Addr().(*net.TCPAddr).Port}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+				_ = json.NewEncoder(conn).Encode(state())
+			}()
+		}
+	}()
+	return p, nil
+}
+
+func (p *peerServer) close() { p.listener.Close() }
+
+func (s *supervisor) peerState() peerState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	self := s.spec.Self
+	return peerState{V: 1, Gang: self.Gang.String(), Attempt: s.status.Attempt, Alloc: self.Alloc, Task: self.Task, At: time.Now()}
+}
+
+const (
+	peerTries = 3
+	peerPause = time.Second
+	// peerAgain is how long a peer that answered, but whose report is still
+	// missing, is left alone.
+	peerAgain = 5 * time.Second
+)
+
+// askPeer asks a peer directly whether it still lives in this attempt.
+func (s *supervisor) askPeer(a member.AskPeer) {
+	if a.Peer.Supervisor == 0 {
+		s.event(member.PeerAnswered{Member: a.Member, Text: "its report is gone from Consul"})
+		return
+	}
+	where := net.JoinHostPort(a.Peer.Address, strconv.Itoa(a.Peer.Supervisor))
+	var last error
+	for range peerTries {
+		if last = s.peerLives(where, a); last == nil {
+			select {
+			case <-time.After(peerAgain):
+			case <-s.ctx.Done():
+			}
+			s.event(member.PeerAnswered{Member: a.Member, Alive: true})
+			return
+		}
+		select {
+		case <-time.After(peerPause):
+		case <-s.ctx.Done():
+			return
+		}
+	}
+	s.event(member.PeerAnswered{Member: a.Member, Text: fmt.Sprintf("its report is gone from Consul and its supervisor does not answer: %v", last)})
+}
+
+func (s *supervisor) peerLives(where string, a member.AskPeer) error {
+	conn, err := net.DialTimeout("tcp", where, peerPause)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(peerPause))
+	var p peerState
+	if err := json.NewDecoder(bufio.NewReaderSize(conn, 4096)).Decode(&p); err != nil {
+		return fmt.Errorf("read from %s: %w", where, err)
+	}
+	if p.Alloc != a.Peer.Alloc || p.Task != a.Peer.Task {
+		return fmt.Errorf("at %s another member answers", where)
+	}
+	return nil
+}

@@ -1,0 +1,251 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nomad-muster/muster/driver/isolation"
+)
+
+// ended is how a process ended.
+type ended struct {
+	code, signal int
+	at           time.Time
+}
+
+// command is a process to be started.
+type command struct {
+	argv   []string
+	env    []string
+	dir    string
+	files  [3]*os.File // nil: /dev/null
+	user   *User
+	cgroup *isolation.Cgroup
+}
+
+// spawner starts processes and waits for all children, orphans included.
+type spawner struct {
+	jobs chan func()
+
+	mu      sync.Mutex
+	waiting map[int]chan ended
+	null    *os.File
+}
+
+// newSpawner makes the process the subreaper of its descendants.
+func newSpawner() (*spawner, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("become the subreaper: %w", err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	s := &spawner{jobs: make(chan func()), waiting: map[int]chan ended{}, null: null}
+	go func() {
+		// The parent death signal comes when the thread that forked ends, so
+		// one thread forks, and it ends with the process.
+		runtime.LockOSThread()
+		for job := range s.jobs {
+			job()
+		}
+	}()
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	go func() {
+		for range children {
+			s.reap()
+		}
+	}()
+	return s, nil
+}
+
+func (s *spawner) reap() {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		e := ended{at: time.Now()}
+		if status.Signaled() {
+			e.signal = int(status.Signal())
+		} else {
+			e.code = status.ExitStatus()
+		}
+		s.mu.Lock() // a child that ends at once is entered before it is looked up
+		if ch, ours := s.waiting[pid]; ours {
+			delete(s.waiting, pid)
+			ch <- e
+		}
+		s.mu.Unlock()
+	}
+}
+
+// start starts a process; how it ended comes once on the channel.
+func (s *spawner) start(c command) (pid int, done <-chan ended, err error) {
+	path, err := resolve(c.argv[0], c.dir, c.env)
+	if err != nil {
+		return 0, nil, err
+	}
+	attr := &syscall.ProcAttr{Dir: c.dir, Env: c.env, Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
+	for _, f := range c.files {
+		if f == nil {
+			f = s.null
+		}
+		attr.Files = append(attr.Files, f.Fd())
+	}
+	if c.user != nil {
+		attr.Sys.Credential = &syscall.Credential{Uid: c.user.UID, Gid: c.user.GID, Groups: c.user.Groups}
+	}
+	ch := make(chan ended, 1)
+	result := make(chan error, 1)
+	s.jobs <- func() {
+		back := func() error { return nil }
+		if c.cgroup != nil {
+			into, err := c.cgroup.CloneInto()
+			if err != nil {
+				result <- err
+				return
+			}
+			if into != nil {
+				defer into.Close()
+				attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(into.Fd())
+			}
+			if back, err = c.cgroup.EnterThread(); err != nil {
+				result <- err
+				return
+			}
+		}
+		s.mu.Lock()
+		var err error
+		if pid, err = syscall.ForkExec(path, c.argv, attr); err == nil {
+			s.waiting[pid] = ch
+		}
+		s.mu.Unlock()
+		result <- errors.Join(err, back())
+	}
+	if err := <-result; err != nil {
+		if pid > 0 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		return 0, nil, fmt.Errorf("start %s: %w", path, err)
+	}
+	return pid, ch, nil
+}
+
+// resolve finds a program the way a shell would with the process's own search
+// path; a name with a slash is left to the kernel, relative to dir.
+func resolve(name, dir string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	search := ""
+	for _, e := range env {
+		if v, ok := strings.CutPrefix(e, "PATH="); ok {
+			search = v
+		}
+	}
+	for _, folder := range filepath.SplitList(search) {
+		if !filepath.IsAbs(folder) {
+			folder = filepath.Join(dir, folder)
+		}
+		path := filepath.Join(folder, name)
+		if unix.Access(path, unix.X_OK) == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no program %q: looked in %s", name, search)
+}
+
+// run runs a program to its end and gives its standard output; see
+// preflight.Runner.
+func (s *spawner) run(ctx context.Context, argv, env []string, dir string) ([]byte, error) {
+	return s.runAs(ctx, nil, argv, env, dir)
+}
+
+func (s *spawner) runAs(ctx context.Context, user *User, argv, env []string, dir string) ([]byte, error) {
+	outRead, outWrite, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer outRead.Close()
+	errRead, errWrite, err := os.Pipe()
+	if err != nil {
+		outWrite.Close()
+		return nil, err
+	}
+	defer errRead.Close()
+	pid, done, err := s.start(command{argv: argv, env: env, dir: dir, files: [3]*os.File{nil, outWrite, errWrite}, user: user})
+	outWrite.Close()
+	errWrite.Close()
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	var pumps sync.WaitGroup
+	pumps.Go(func() { copyLimited(&stdout, outRead) })
+	pumps.Go(func() { copyLimited(&stderr, errRead) })
+	var e ended
+	select {
+	case e = <-done:
+	case <-ctx.Done():
+		_ = unix.Kill(-pid, unix.SIGKILL)
+		e = <-done
+	}
+	// A grandchild that keeps the pipe open is not waited for.
+	_ = outRead.SetReadDeadline(time.Now().Add(time.Second))
+	_ = errRead.SetReadDeadline(time.Now().Add(time.Second))
+	pumps.Wait()
+	switch {
+	case ctx.Err() != nil:
+		return stdout.Bytes(), fmt.Errorf("%s: %w", argv[0], ctx.Err())
+	case e.signal != 0:
+		return stdout.Bytes(), fmt.Errorf("%s ended by signal %d", argv[0], e.signal)
+	case e.code != 0:
+		return stdout.Bytes(), fmt.Errorf("%s ended with code %d: %s", argv[0], e.code, lastLine(stderr.Bytes(), stdout.Bytes()))
+	}
+	return stdout.Bytes(), nil
+}
+
+const outputLimit = 64 << 10
+
+func copyLimited(to *bytes.Buffer, from *os.File) {
+	chunk := make([]byte, 4096)
+	for {
+		n, err := from.Read(chunk)
+		if room := outputLimit - to.Len(); room > 0 {
+			to.Write(chunk[:min(n, room)])
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// lastLine gives the last line that says something, of the first text that has
+// one.
+func lastLine(texts ...[]byte) string {
+	for _, text := range texts {
+		lines := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+		if last := bytes.TrimSpace(lines[len(lines)-1]); len(last) > 0 {
+			return string(last[:min(len(last), 300)])
+		}
+	}
+	return "it wrote nothing"
+}
