@@ -43,3 +43,114 @@ func TestGangOfRanksCompletes(t *testing.T) {
 	}
 	must.SliceEmpty(t, tr.planner.Services())
 }
+
+func TestFailingRankEndsTheGang(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 3, ranksConfig(t, "-steps", "1000", "-step-time", "10ms", "-fail-rank", "3", "-fail-step", "3", "-fail-code", "42"))
+	tr.run()
+	x := tr.exit(1)
+	must.Eq(t, contract.OutcomeFailed, x.Outcome)
+	must.Eq(t, 42, x.Code)
+	must.Eq(t, 3, x.Rank)
+	must.False(t, x.Asked)
+	must.Eq(t, 42, tr.wait(1).ExitCode)
+	for _, i := range []int{0, 2} {
+		x := tr.exit(i)
+		// Whether a peer learns of it from Consul or from its own broken
+		// connection first is open; the first failure is the one with 42.
+		must.SliceContains(t, []contract.Outcome{contract.OutcomePeer, contract.OutcomeFailed}, x.Outcome)
+		must.NotEq(t, 0, tr.wait(i).ExitCode)
+	}
+}
+
+// C15: asked, saves and leaves with 0, and is not filed as complete.
+func TestAskedGangSavesAndLeaves(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 2, ranksConfig(t, "-steps", "100000", "-step-time", "5ms", "-save-time", "300ms"))
+	checkpoints := t.TempDir()
+	for _, m := range tr.members {
+		m.cfg.Env["MUSTER_CHECKPOINT_DIR"] = checkpoints // as its own variable: also of use to others
+	}
+	tr.run()
+	tr.planner.Await(tr.ctx, 1, "training", func(all map[string]contract.Report) bool {
+		for _, r := range all {
+			if r.State != contract.StateTraining {
+				return false
+			}
+		}
+		return len(all) == 2
+	})
+	asked := time.Now()
+	tr.record.Ask = &contract.Ask{Kind: "preempt", Grace: time.Minute, By: asked.Add(time.Minute), Why: "g9 is entitled"}
+	tr.planner.Write(tr.record)
+	for i := range tr.members {
+		x := tr.exit(i)
+		must.Eq(t, contract.OutcomeCheckpointed, x.Outcome, must.Sprint(x.Text))
+		must.True(t, x.Asked)
+		must.Eq(t, contract.CodeAsked, tr.wait(i).ExitCode)
+	}
+	must.Less(t, 10*time.Second, time.Since(asked))
+}
+
+func TestStopWhileHeldAndWhileRunning(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 1, ranksConfig(t, "-steps", "100000", "-step-time", "5ms"))
+	tr.start()
+	must.NoError(t, tr.plugin.StopTask(tr.members[0].cfg.ID, time.Minute, ""))
+	must.Eq(t, contract.OutcomeRefused, tr.exit(0).Outcome)
+	must.Eq(t, contract.CodeRefused, tr.wait(0).ExitCode)
+
+	tr = newTrial(t, 1, ranksConfig(t, "-steps", "100000", "-step-time", "5ms"))
+	tr.run()
+	tr.members[0].log.await(t, tr.ctx, "started at")
+	start := time.Now()
+	must.NoError(t, tr.plugin.StopTask(tr.members[0].cfg.ID, time.Minute, "SIGINT"))
+	must.Less(t, 3*time.Second, time.Since(start))
+	must.Eq(t, contract.OutcomeYielded, tr.exit(0).Outcome)
+	must.NoError(t, tr.plugin.StopTask(tr.members[0].cfg.ID, time.Minute, ""), must.Sprint("a second stop"))
+	must.Error(t, tr.plugin.StopTask("unknown/task/1", 0, "")) // the server half takes it for success
+}
+
+func TestReleasedMemberNeverStartsAgain(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 1, ranksConfig(t, "-steps", "2"))
+	tr.run()
+	must.Eq(t, 0, tr.wait(0).ExitCode)
+	again := *tr.members[0].cfg
+	again.ID = again.AllocID + "/train/" + randomID()[:8]
+	_, err := tr.plugin.StartTask(&again)
+	must.ErrorContains(t, err, "never starts again")
+	must.StrContains(t, tr.eventsOf(tr.members[0]), "was released in attempt 1")
+}
+
+func TestSecondStartOfHeldMemberIsCounted(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 1, ranksConfig(t, "-steps", "2"))
+	tr.start()
+	must.NoError(t, tr.plugin.StopTask(tr.members[0].cfg.ID, time.Second, ""))
+	must.NoError(t, tr.plugin.DestroyTask(tr.members[0].cfg.ID, true))
+	again := *tr.members[0].cfg
+	again.ID = again.AllocID + "/train/" + randomID()[:8]
+	tr.members[0].cfg = &again
+	tr.startMember(tr.members[0])
+	tr.place(1)
+	tr.freeze()
+	must.Eq(t, 2, tr.record.Members[0].Start)
+	// A record that released the first start starts nothing.
+	tr.record.Members[0].Start = 1
+	tr.planner.Write(tr.record)
+	must.Eq(t, contract.OutcomeRefused, tr.exit(0).Outcome)
+}
+
+func TestConfigFaultsComeAllAtOnce(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 1, map[string]any{"script": "a.py", "module": "b", "world": "planet", "hang_timeout": "soon", "max_restarts": -1, "nproc_per_node": 0})
+	_, err := tr.plugin.StartTask(tr.members[0].cfg)
+	for _, want := range []string{"config.script", "config.world", "config.hang_timeout", "config.max_restarts", "config.nproc_per_node"} {
+		must.ErrorContains(t, err, want)
+	}
+	for deadline := time.Now().Add(5 * time.Second); tr.eventsOf(tr.members[0]) == ""; time.Sleep(time.Millisecond) {
+		must.True(t, time.Now().Before(deadline))
+	}
+	must.StrContains(t, tr.eventsOf(tr.members[0]), "5 faults")
+}
