@@ -15,23 +15,21 @@ import (
 // agent is the client agent of a node: it takes allocations from the server, runs them, and tells how they are.
 // Tasks outlive their agent: one that is stopped or killed leaves them running and finds them again when it starts.
 type agent struct {
-	c         *Cluster
-	cfg       NodeConfig
-	addr      string
-	nextIndex int
+	c    *Cluster
+	cfg  NodeConfig
+	addr string // of its API, which the cluster's own serves
 
-	mu       sync.Mutex
-	up       bool
-	cut      bool // the network to the server is cut
-	seen     map[string]uint64
-	runs     map[string]*allocRun
-	pending  map[string]*store.ClientUpdate
-	syncing  bool
-	lost     func() // stops the server's wait for a heartbeat
-	driver   taskDriver
-	live     *liveClient
-	closed   bool
-	sequence int
+	mu      sync.Mutex
+	up      bool
+	cut     bool // the network to the server is cut
+	seen    map[string]uint64
+	runs    map[string]*allocRun
+	pending map[string]*store.ClientUpdate
+	syncing bool
+	lost    func() // stops the server's wait for a heartbeat
+	driver  taskDriver
+	live    *liveClient
+	closed  bool
 }
 
 // start brings the agent up: the node registers, is ready, and what was running is found again.
@@ -160,8 +158,8 @@ func (a *agent) stop(graceful bool) {
 // destroy ends the agent and its tasks, for good.
 func (a *agent) destroy() {
 	a.mu.Lock()
-	a.closed = true
-	a.up = false
+	wasUp := a.up
+	a.closed, a.up = true, false
 	if a.lost != nil {
 		a.lost()
 		a.lost = nil
@@ -170,10 +168,16 @@ func (a *agent) destroy() {
 	for _, r := range a.runs {
 		runs = append(runs, r)
 	}
+	orphaned := a.live != nil && !wasUp
 	a.mu.Unlock()
-	for _, r := range runs {
-		r.abandon()
+	if orphaned {
+		a.live.takeUp(runs)
 	}
+	var ending sync.WaitGroup
+	for _, r := range runs {
+		ending.Go(r.abandon)
+	}
+	ending.Wait()
 	if a.live != nil {
 		a.live.close()
 	}

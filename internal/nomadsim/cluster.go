@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -28,7 +29,7 @@ type Options struct {
 	Heartbeat   time.Duration // how long a client may be silent before its node is given up; 0: 10 s
 	ClientSync  time.Duration // how often a client tells of changes; 0: 200 ms
 	Script      Script        // what tasks on virtual nodes do; nil: DefaultScript
-	DataDir     string        // where live nodes keep their files; needed if there are any
+	DataDir     string        // where live nodes keep their files; empty: a temporary folder
 	MaxConns    int           // connections from one address, beyond which requests are answered 429; 0: 100, negative: no limit
 	// SharedClasses gives nodes that are alike one computed class. By default each node has a class of its own, as on a
 	// real agent, whose list of signals comes in a random order.
@@ -72,6 +73,7 @@ type Cluster struct {
 	locks           map[string]func() // variable lock timers
 	gcTimer         func()
 	signingKey      string
+	ownDir          bool // DataDir is of our making
 	closed          bool
 }
 
@@ -215,10 +217,17 @@ func (c *Cluster) Close() {
 	c.drainer.close()
 	c.pump.close()
 	c.server.Close()
+	var ending sync.WaitGroup
 	for _, a := range agents {
-		a.destroy()
+		ending.Go(a.destroy)
 	}
+	ending.Wait()
 	c.wg.Wait()
+	if c.ownDir {
+		if err := os.RemoveAll(c.opts.DataDir); err != nil {
+			c.logf("remove %s: %v", c.opts.DataDir, err)
+		}
+	}
 }
 
 // spawn runs f beside, and Close waits for it.

@@ -338,13 +338,13 @@ type connCount struct {
 
 type connKey struct{}
 
-func host(c net.Conn) string {
+func peer(c net.Conn) string {
 	h, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	return h
 }
 
 func (cc *connCount) context(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, host(c))
+	return context.WithValue(ctx, connKey{}, peer(c))
 }
 
 func (cc *connCount) state(c net.Conn, s http.ConnState) {
@@ -355,9 +355,9 @@ func (cc *connCount) state(c net.Conn, s http.ConnState) {
 	}
 	switch s {
 	case http.StateNew:
-		cc.n[host(c)]++
+		cc.n[peer(c)]++
 	case http.StateClosed, http.StateHijacked:
-		cc.n[host(c)]--
+		cc.n[peer(c)]--
 	}
 }
 

@@ -29,6 +29,8 @@ type NodeConfig struct {
 	Cores      int               // [2]
 	MemoryMB   int               // [262144]
 	DiskMB     int               // [258019]
+	MinPort    int               // dynamic ports [20000]; live nodes of one host need ranges of their own
+	MaxPort    int               // [32000]
 	Devices    []DeviceGroup     // of a virtual node; a live one asks its plugins
 	Drivers    []string          // of a virtual node [raw_exec, exec, mock_driver, torchrun]
 	Live       *LiveConfig       // nil: a virtual node
@@ -68,6 +70,8 @@ func (cfg *NodeConfig) defaults(c *Cluster) {
 	num(&cfg.Cores, 2)
 	num(&cfg.MemoryMB, 262144)
 	num(&cfg.DiskMB, 258019)
+	num(&cfg.MinPort, 20000)
+	num(&cfg.MaxPort, 32000)
 	if cfg.ID == "" {
 		cfg.ID = c.newID()
 	}
@@ -129,7 +133,7 @@ func (c *Cluster) fingerprint(cfg NodeConfig, addr string) *wire.Node {
 			{Family: "ipv4", Alias: "default", Address: "127.0.0.1"}, {Family: "ipv6", Alias: "default", Address: "::1"}}}},
 		Networks: []*wire.NetworkResource{{Mode: "host", Device: "lo", CIDR: "127.0.0.1/32", IP: "127.0.0.1", MBits: 1000},
 			{Mode: "host", Device: "lo", CIDR: "::1/128", IP: "::1", MBits: 1000}},
-		MinDynamicPort: 20000, MaxDynamicPort: 32000,
+		MinDynamicPort: cfg.MinPort, MaxDynamicPort: cfg.MaxPort,
 	}
 	for _, d := range cfg.Devices {
 		g := &wire.NodeDevice{Vendor: d.Vendor, Type: d.Type, Name: d.Name, Attributes: d.Attributes}
@@ -182,7 +186,7 @@ func (c *Cluster) AddNode(cfg NodeConfig) (string, error) {
 		c.mu.Unlock()
 		return "", fmt.Errorf("add node %s: its id %s is taken", cfg.Name, cfg.ID)
 	}
-	a := &agent{c: c, cfg: cfg, addr: fmt.Sprintf("127.0.0.1:%d", 24701+len(c.agents)), nextIndex: 1}
+	a := &agent{c: c, cfg: cfg, addr: c.listener.Addr().String()}
 	c.agents[cfg.ID] = a
 	c.mu.Unlock()
 	if err := a.start(); err != nil {

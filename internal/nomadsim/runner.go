@@ -518,8 +518,11 @@ func (r *allocRun) restore() {
 	r.mu.Lock()
 	var look []*taskRun
 	for _, name := range r.order {
-		if t := r.tasks[name]; t.live {
+		switch t := r.tasks[name]; {
+		case t.live:
 			look = append(look, t)
+		case t.start > 0 && t.state.State == wire.TaskPending && t.timer == nil && !r.over:
+			t.launch() // its start was cut short: there is no handle, so it starts again
 		}
 	}
 	r.mu.Unlock()

@@ -173,5 +173,5 @@ func (cc *connCount) hold(c net.Conn, by int) {
 	if cc.n == nil {
 		cc.n = map[string]int{}
 	}
-	cc.n[host(c)] += by
+	cc.n[peer(c)] += by
 }
