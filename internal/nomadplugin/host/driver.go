@@ -49,7 +49,7 @@ func (d *Driver) Attach(ctx context.Context, r Reattach) error {
 		err = d.prepare(ctx, proc)
 	}
 	if err != nil {
-		proc.conn.Close()
+		proc.forget()
 		return fmt.Errorf("attach to process %d: %w", r.PID, err)
 	}
 	d.proc = proc

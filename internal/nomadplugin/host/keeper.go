@@ -37,6 +37,10 @@ func (k *keeper) dispense(ctx context.Context) (*process, error) {
 	if k.proc != nil && !k.proc.exited() {
 		return k.proc, nil
 	}
+	if k.proc != nil {
+		k.proc.forget()
+		k.proc = nil
+	}
 	proc, err := k.launch(ctx)
 	if err != nil {
 		return nil, err
@@ -93,13 +97,16 @@ func (k *keeper) Detach() (Reattach, bool) {
 	if k.closed == nil {
 		k.closed = ErrClosed
 	}
-	if k.proc == nil || k.proc.exited() {
+	proc := k.proc
+	if proc == nil {
 		return Reattach{}, false
 	}
-	r, ok := k.proc.reattach()
-	k.proc.conn.Close()
 	k.proc = nil
-	return r, ok
+	proc.forget()
+	if proc.exited() {
+		return Reattach{}, false
+	}
+	return proc.reattach()
 }
 
 // Close ends the process as a graceful end of an agent does; later calls
@@ -112,10 +119,10 @@ func (k *keeper) close(reason error) {
 	if k.closed == nil {
 		k.closed = reason
 	}
-	if k.proc == nil || k.proc.exited() {
+	if k.proc == nil {
 		return
 	}
-	if k.plugin.info.Type == base.TypeDriver {
+	if !k.proc.exited() && k.plugin.info.Type == base.TypeDriver {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		if err := k.proc.driver.Shutdown(ctx); err != nil {
 			k.plugin.log.Warn("driver could not be told of its end", "error", err)

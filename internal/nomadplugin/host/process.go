@@ -112,7 +112,13 @@ func (clients) GRPCClient(done context.Context, _ *plugin.GRPCBroker, conn *grpc
 func (p *process) exited() bool { return p.done.Err() != nil || p.client.Exited() }
 
 // end asks the process to stop and ends it by force after 2 s.
-func (p *process) end() { p.client.Kill() }
+func (p *process) end() {
+	p.client.Kill()
+	p.forget()
+}
+
+// forget closes the connection and leaves the process alone.
+func (p *process) forget() { p.conn.Close() }
 
 func (p *process) reattach() (Reattach, bool) {
 	c := p.client.ReattachConfig()
