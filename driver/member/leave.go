@@ -65,7 +65,7 @@ func (m *Member) stop(now time.Time, e Stopped, todo *actions) {
 	}
 	if e.Now || m.stage == Leaving && m.ended != nil {
 		m.letGo(todo)
-		m.clear(todo)
+		m.clear(now, todo)
 		return
 	}
 	m.stage = Leaving
@@ -86,7 +86,7 @@ func (m *Member) stop(now time.Time, e Stopped, todo *actions) {
 // afterAsk: where no rank runs yet there is nothing to save.
 func (m *Member) afterAsk(now time.Time, todo *actions) {
 	if len(m.ranks) == 0 {
-		m.clear(todo)
+		m.clear(now, todo)
 		return
 	}
 	m.afterRanks(now, todo)
@@ -112,7 +112,11 @@ func (m *Member) graceTimer(now time.Time, todo *actions) {
 		return
 	}
 	m.letGo(todo)
-	m.term(now, m.setup.Timing.TermWait, todo)
+	wait := m.setup.Timing.TermWait
+	if m.stopped {
+		wait = m.setup.Timing.StopWait
+	}
+	m.term(now, wait, todo)
 }
 
 // marked takes a mark of a script.
@@ -279,7 +283,7 @@ func (m *Member) concludeAsked(x *contract.Exit) {
 		}
 	case len(m.ranks) == 0:
 		x.Outcome, x.Text = contract.OutcomeKilled, "asked to leave before its ranks ran"
-	case m.allRanksEnded() && (!m.termSent || m.allZero()):
+	case m.leftByThemselves():
 		x.Outcome, x.Text = contract.OutcomeYielded, "left by itself after it was asked to, and named no checkpoint"
 	default:
 		x.Outcome, x.Text = contract.OutcomeKilled, "stopped by signal when its grace was over"
@@ -309,11 +313,21 @@ func (m *Member) concludeLauncher(x *contract.Exit) {
 func (m *Member) firstFailure() (int, *rank) {
 	number := -1
 	for n, r := range m.ranks {
-		if r.failed() && (number < 0 || r.at.Before(m.ranks[number].at) || r.at.Equal(m.ranks[number].at) && n < number) {
+		if r.failed() && !r.killed && (number < 0 || r.at.Before(m.ranks[number].at) || r.at.Equal(m.ranks[number].at) && n < number) {
 			number = n
 		}
 	}
 	return number, m.ranks[number]
+}
+
+// leftByThemselves: no rank had to be killed.
+func (m *Member) leftByThemselves() bool {
+	for _, r := range m.ranks {
+		if !r.ended || r.killed {
+			return false
+		}
+	}
+	return m.allRanksEnded() && (!m.termSent || m.allZero())
 }
 
 func (m *Member) allZero() bool { return m.allRanksEnded() && !m.anyFailed() }

@@ -44,6 +44,8 @@ import (
 type Timing struct {
 	// TermWait is between SIGTERM at the end of a grace and SIGKILL.
 	TermWait time.Duration
+	// StopWait is the same where Nomad stops the task: its own timeout is over.
+	StopWait time.Duration
 	// PeerWait is the same where another member ended or a rank failed.
 	PeerWait time.Duration
 	// Closing is how long torchrun may wait for its peers after all ranks have
@@ -56,7 +58,7 @@ type Timing struct {
 }
 
 // DefaultTiming is what the driver uses.
-var DefaultTiming = Timing{TermWait: 10 * time.Second, PeerWait: 5 * time.Second, Closing: 330 * time.Second, Linger: 10 * time.Second, ReportEvery: 15 * time.Second}
+var DefaultTiming = Timing{TermWait: 10 * time.Second, StopWait: 2 * time.Second, PeerWait: 5 * time.Second, Closing: 330 * time.Second, Linger: 10 * time.Second, ReportEvery: 15 * time.Second}
 
 // Setup is what does not change during a member's life.
 type Setup struct {
@@ -91,6 +93,7 @@ type rank struct {
 	oom    bool
 	at     time.Time
 	held   bool // the launcher was not told yet
+	killed bool // by the clearing: how it would have ended is not known
 }
 
 func (r *rank) failed() bool { return r.ended && (r.code != 0 || r.signal != 0) }
@@ -132,6 +135,7 @@ type Member struct {
 	ended      *cause
 	endedAt    time.Time
 	termSent   bool
+	clearAt    time.Time
 	killAt     time.Time // zero: not yet decided
 	ranksGone  time.Time
 	seenPeers  map[string]bool
@@ -384,6 +388,7 @@ func (m *Member) rankEnded(now time.Time, e RankEnded, todo *actions) {
 		return
 	}
 	r.ended, r.code, r.signal, r.oom, r.at = true, e.Code, e.Signal, e.OOM, e.At
+	r.killed = m.stage == Clearing && !e.At.Before(m.clearAt)
 	if m.stage == Running && r.failed() && e.PortBusy && m.moveStore(todo) {
 		return
 	}
@@ -427,12 +432,12 @@ func (m *Member) afterRanks(now time.Time, todo *actions) {
 	}
 	switch {
 	case m.setup.Config.Launcher == contract.LauncherRanks:
-		m.clear(todo)
+		m.clear(now, todo)
 	case m.asked != nil || m.ended != nil:
 		if m.othersNeedStore(now) {
 			return
 		}
-		m.clear(todo)
+		m.clear(now, todo)
 	case m.anyFailed() && m.restarts < m.setup.Config.MaxRestarts:
 		// torchrun starts them again
 	case m.killAt.IsZero():
@@ -476,7 +481,7 @@ func (m *Member) launcherEnded(now time.Time, e LauncherEnded, todo *actions) {
 	if m.stage == Running && failed && e.PortBusy && m.moveStore(todo) {
 		return
 	}
-	m.clear(todo)
+	m.clear(now, todo)
 }
 
 // maxMoves is how often a store is moved before the member gives up.
@@ -511,7 +516,7 @@ func (m *Member) end(now time.Time, c cause, todo *actions) {
 	}
 	m.ended, m.endedAt = &c, now
 	if m.launch == 0 {
-		m.clear(todo)
+		m.clear(now, todo)
 		return
 	}
 	m.stage = Leaving
@@ -545,9 +550,9 @@ func (m *Member) letGo(todo *actions) {
 	}
 }
 
-func (m *Member) clear(todo *actions) {
+func (m *Member) clear(now time.Time, todo *actions) {
 	if m.stage != Clearing {
-		m.stage = Clearing
+		m.stage, m.clearAt = Clearing, now
 		todo.add(Clear{})
 	}
 }
@@ -598,7 +603,7 @@ func (m *Member) timers(now time.Time, todo *actions) {
 		m.graceTimer(now, todo)
 		if due(m.killAt) {
 			m.letGo(todo)
-			m.clear(todo)
+			m.clear(now, todo)
 			return
 		}
 		m.afterRanks(now, todo)

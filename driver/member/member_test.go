@@ -459,6 +459,16 @@ func TestScriptThatMayBeStopped(t *testing.T) {
 	l.over(contract.OutcomeCheckpointed, contract.CodeAsked)
 }
 
+func TestDestroyKills(t *testing.T) {
+	l := newLife(t)
+	l.running()
+	l.step(Stopped{Now: true})
+	l.rankEnds(0, 0, 9)
+	l.rankEnds(1, 0, 9)
+	x := l.over(contract.OutcomeKilled, contract.CodeAsked)
+	must.Eq(t, -1, x.Rank)
+}
+
 func TestStopBeforeReleaseEndsAtOnce(t *testing.T) {
 	l := newLife(t)
 	l.ready()
