@@ -301,9 +301,7 @@ func (m *Monitor) backlog(ctx context.Context, l Log, reg *registry) func() {
 		return func() {}
 	}
 	for _, rec := range records {
-		for _, s := range find.Find(rec) {
-			reg.sighting(l.Name(), s)
-		}
+		reg.record(l.Name(), rec, find.Find(rec))
 	}
 	return func() {
 		for {
@@ -320,19 +318,21 @@ func (m *Monitor) backlog(ctx context.Context, l Log, reg *registry) func() {
 				}
 				continue
 			}
-			var found []card.Sighting
+			told := map[int][]card.Sighting{} // by place in records
 			missed := uint64(0)
-			for _, rec := range records {
+			for i, rec := range records {
 				missed += rec.Missed
-				found = append(found, find.Find(rec)...)
+				if found := find.Find(rec); len(found) > 0 {
+					told[i] = found
+				}
 			}
 			if missed > 0 {
 				m.log.Warn("kernel log was faster than its reader: records are lost, so all cards are looked at", "log", l.Name(), "records", missed)
 			}
-			if len(found) > 0 || missed > 0 {
+			if len(told) > 0 || missed > 0 {
 				m.post(ctx, func(r *registry) {
-					for _, s := range found {
-						r.sighting(l.Name(), s)
+					for i, rec := range records {
+						r.record(l.Name(), rec, told[i])
 					}
 					r.poke = true
 				})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nomad-muster/muster/device/card"
 	"github.com/nomad-muster/muster/device/health"
+	"github.com/nomad-muster/muster/device/kernlog"
 	"github.com/nomad-muster/muster/device/ledger"
 	"github.com/nomad-muster/muster/device/xid"
 )
@@ -35,6 +36,8 @@ type registry struct {
 	said  map[string]bool
 	// dirty: something changed that must reach the disk before it is told.
 	dirty bool
+	// settled: what the kernel logs held at the start is folded.
+	settled bool
 	// poke: a fault that names no card makes it worth looking at all of them.
 	poke bool
 }
@@ -209,7 +212,8 @@ func (r *registry) observe(e *ledger.Card, c *card.Card, at time.Time) {
 			continue
 		}
 		conditions[i].Name = health.Unreachable
-		if !standing(e.Health, xid.OffTheBus) { // the kernel log may have told of it already
+		// The kernel log may have told of it already, or be about to.
+		if r.settled && !standing(e.Health, xid.OffTheBus) {
 			event(health.Event{Kind: health.Xid, Code: xid.OffTheBus, Text: cond.Text})
 		}
 	}
@@ -374,17 +378,23 @@ func (r *registry) lost(source, why string, at time.Time) {
 	}
 }
 
-// sighting takes in one fault. log is the kernel log that it comes from; empty:
-// another teller.
-func (r *registry) sighting(log string, s card.Sighting) {
-	if s.Boot != "" {
-		cursor := r.Node.Logs[log]
-		if cursor.Boot == s.Boot && s.Seq <= cursor.Seq {
-			return // folded before
-		}
-		r.Node.Logs[log] = ledger.Cursor{Boot: s.Boot, Seq: s.Seq}
-		r.dirty = true
+// record takes in what one record of a kernel log tells, unless it was folded
+// before.
+func (r *registry) record(log string, rec kernlog.Record, found []card.Sighting) {
+	cursor := r.Node.Logs[log]
+	if len(found) == 0 || cursor.Boot == rec.Boot && rec.Seq <= cursor.Seq {
+		return
 	}
+	r.Node.Logs[log] = ledger.Cursor{Boot: rec.Boot, Seq: rec.Seq}
+	r.dirty = true
+	for _, s := range found {
+		r.sighting(rec.Boot, s)
+	}
+}
+
+// sighting takes in one fault; boot is the boot in which it was seen, empty
+// where the teller does not say.
+func (r *registry) sighting(boot string, s card.Sighting) {
 	s.Event.History = s.Event.At.Before(r.started)
 	ids := r.resolve(s.Target)
 	if len(ids) == 0 {
@@ -394,7 +404,7 @@ func (r *registry) sighting(log string, s card.Sighting) {
 		return
 	}
 	for _, id := range ids {
-		r.boot(id, s.Boot, s.Event.At)
+		r.boot(id, boot, s.Event.At)
 		r.fold(id, s.Event)
 	}
 }
@@ -443,11 +453,19 @@ func inSlice(c *card.Card, t card.Target) bool {
 	return c.GI >= 0 && c.GI == t.GI && (t.CI < 0 || c.CI < 0 || c.CI == t.CI)
 }
 
-// settle follows a portion of history: a card that fell off the bus before
-// anyone watched, and that answers, must have been reset since.
+// settle follows the history that was there at the start: a card that fell off
+// the bus before anyone watched, and that answers, must have been reset since;
+// one that is off the bus without a word in the log fell all the same.
 func (r *registry) settle(at time.Time) {
+	r.settled = true
 	for _, id := range r.ids("") {
-		for _, c := range r.Cards[id].Health.Causes {
+		e := r.Cards[id]
+		for _, c := range e.Card.Conditions {
+			if c.Name == health.OffBus && r.sources[e.Card.Source] && !standing(e.Health, xid.OffTheBus) {
+				r.fold(id, health.Event{Kind: health.Xid, At: at, From: "scan", Code: xid.OffTheBus, Text: c.Text})
+			}
+		}
+		for _, c := range e.Health.Causes {
 			if c.Until == health.UntilRepair && c.Ends.IsZero() && r.reachable[id] {
 				r.fold(id, health.Event{Kind: health.WasReset, At: at, From: "scan", Text: "it had fallen off the bus before and answers"})
 				break

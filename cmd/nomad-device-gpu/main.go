@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/nomad-muster/muster/device"
+	"github.com/nomad-muster/muster/device/kernlog"
+	"github.com/nomad-muster/muster/device/nvml"
 	"github.com/nomad-muster/muster/device/simulated"
 	"github.com/nomad-muster/muster/internal/buildinfo"
 	"github.com/nomad-muster/muster/internal/nomadplugin/base"
@@ -62,8 +65,19 @@ func serve() {
 // build makes the parts that a configuration asks for.
 func build(ctx context.Context, c device.Config, m *device.Monitor, log hclog.Logger) device.Parts {
 	var parts device.Parts
+	boot, err := kernlog.BootID()
+	if err != nil {
+		log.Error("a reboot cannot be told from a restart", "error", err)
+	}
+	parts.Boot = boot
+	real := slices.ContainsFunc(c.Sources, func(s string) bool { return s != "simulated" })
+	if real || c.TrustUserspace {
+		parts.Logs = append(parts.Logs, kernlog.NewKmsg(kernlog.DevKmsg, boot))
+	}
 	for _, name := range c.Sources {
 		switch name {
+		case "nvml":
+			parts.Sources = append(parts.Sources, nvml.New(nvml.Options{LinesElsewhere: kernlog.Readable(kernlog.DevKmsg)}))
 		case "simulated":
 			s := simulated.New(c.Simulated.File, c.Simulated.Node)
 			parts.Sources = append(parts.Sources, s)

@@ -130,10 +130,6 @@ func Whole(bus pci.Address) Target { return Target{Bus: bus, GI: -1, CI: -1} }
 type Sighting struct {
 	Target Target
 	Event  health.Event
-	// Seq is the kernel log's sequence number, Boot its boot id; both empty
-	// for other tellers.
-	Seq  uint64
-	Boot string
 }
 
 // Sample is what was measured of a card. Nil and absent: not known.

@@ -87,7 +87,7 @@ func (f *Finder) Find(r Record) []card.Sighting {
 	var out []card.Sighting
 	add := func(t card.Target, e health.Event, how string) {
 		e.At, e.From = r.At, f.From+how
-		out = append(out, card.Sighting{Target: t, Event: e, Seq: r.Seq, Boot: r.Boot})
+		out = append(out, card.Sighting{Target: t, Event: e})
 	}
 	for _, e := range f.nvidia.Feed(r.Seq, r.At, r.Text) {
 		how := ""

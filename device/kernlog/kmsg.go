@@ -119,6 +119,16 @@ func clocks() (time.Time, time.Duration) {
 	return time.Now(), time.Duration(ts.Nano())
 }
 
+// Readable tells whether this process may read a log device.
+func Readable(path string) bool {
+	dev, err := openKmsg(path)
+	if err != nil {
+		return false
+	}
+	dev.Close()
+	return true
+}
+
 // kmsgFile is the device itself.
 type kmsgFile struct {
 	file *os.File
