@@ -45,7 +45,7 @@ func newBench(t testing.TB, nodes, cards int) *bench {
 		n.Devices = []nomadsim.DeviceGroup{g}
 		cfgs = append(cfgs, n)
 	}
-	opts := nomadsim.Options{Nodes: cfgs, Script: b.members.script, ClientSync: 5 * time.Millisecond, EventBuffer: 100}
+	opts := nomadsim.Options{Nodes: cfgs, Script: b.members.script, ClientSync: 5 * time.Millisecond, Heartbeat: time.Second, EventBuffer: 100}
 	b.sim = nomadsim.New(t, opts)
 	b.cfg = config.Default()
 	b.cfg.Nomad.Address = b.sim.URL()
@@ -157,7 +157,7 @@ func (b *bench) until(id string, what string, f func(g view.Gang) bool) view.Gan
 			return g
 		}
 	}
-	b.t.Fatalf("gang %s is not %s after 20 s: stage %s, reason %s: %s; attempt %d, %d of %d placed, %d running; %+v", id, what, g.Stage, g.Reason, g.Sentence, g.Attempt, g.Placed, g.Members, g.Running, g.Detail)
+	b.t.Fatalf("gang %s is not %s after 20 s: stage %s, reason %s: %s; attempt %d, %d of %d placed, %d running", id, what, g.Stage, g.Reason, g.Sentence, g.Attempt, g.Placed, g.Members, g.Running)
 	return g
 }
 
@@ -180,8 +180,7 @@ func TestHoldPlanReserveReleaseComplete(t *testing.T) {
 	}
 	must.Eq(t, append(append([]contract.Stage{}, contract.Stages...), contract.StageComplete), stages)
 	// Nothing is left to run again, and the version's tag is gone.
-	j, _, err := b.sim.Client().Jobs().Info("g1", nil)
-	must.NoError(t, err)
-	must.Eq(t, "dead", *j.Status)
+	j := b.jobInfo("g1")
+	must.Eq(t, "dead", j.Status)
 	must.Nil(t, j.VersionTag)
 }

@@ -115,6 +115,12 @@ func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []life
 		seen := s.seen(e, now)
 		e.evals, e.reports, e.fresh, e.dirty = nil, nil, false, false
 		phase := e.gang.Saved.Phase
+		if e.gang.Adoptable(seen) && now.Sub(e.admitAt) > time.Second {
+			e.admitAt = now
+			if a.admits(e, now) {
+				e.gang.Admit()
+			}
+		}
 		effects := e.gang.Step(seen)
 		if due && e.gang.Saved.Phase == lifecycle.Waiting || e.gang.Saved.Phase != phase {
 			s.decideSoon = true
@@ -253,11 +259,6 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 	}
 	for i := range plan.Starts {
 		start := &plan.Starts[i]
-		if e := s.gangs[gangKey(start.Gang)]; e != nil && !e.busy && !e.dirty && e.gang.Adoptable(s.seen(e, now)) {
-			e.gang.Admit()
-			e.dirty = true
-			continue
-		}
 		if e := act(start.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event { return lifecycle.Start{Seen: v, Plan: *start} }); e != nil {
 			e.starting = start
 		}

@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/decide"
 	"github.com/nomad-muster/muster/planner/lifecycle"
 	"github.com/nomad-muster/muster/planner/nomad/picture"
 	"github.com/nomad-muster/muster/planner/submit"
@@ -26,9 +28,11 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		}
 		v := s.seen(e, now)
 		if g.State == core.GangWaiting {
-			if why, ready := e.gang.Ready(v); !ready && e.starting == nil && len(e.gang.Faults) == 0 && !e.gang.Adoptable(v) {
+			if _, ready := e.gang.Ready(v); !ready && e.starting == nil && len(e.gang.Faults) == 0 {
 				g.State = core.GangStopping
-				_ = why
+				if e.gang.Adoptable(v) {
+					g.State = core.GangPlacing
+				}
 			}
 		}
 		if e.starting != nil {
@@ -40,6 +44,29 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		}
 	}
 	return snap
+}
+
+// admits tells whether the core would start a gang that Nomad has placed by
+// itself, were it not there yet and nobody else waiting.
+func (a *Agent) admits(e *entry, now time.Time) bool {
+	soon := a.state.decideSoon
+	snap := a.snapshot(now)
+	a.state.decideSoon = soon
+	id := core.GangID(e.key.String())
+	var gangs []core.Gang
+	for _, g := range snap.Gangs {
+		switch {
+		case g.ID == id:
+			g.State, g.Placement = core.GangWaiting, nil
+			gangs = append(gangs, g)
+		case g.State != core.GangWaiting:
+			gangs = append(gangs, g)
+		}
+	}
+	snap.Gangs = gangs
+	snap.Claims = slices.DeleteFunc(slices.Clone(snap.Claims), func(c core.Claim) bool { return c.Gang == id })
+	plan := decide.New().Decide(snap)
+	return slices.ContainsFunc(plan.Starts, func(s core.Start) bool { return s.Gang == id && len(s.After) == 0 })
 }
 
 // asked are the claims of members that Nomad was asked for, or is about to be,

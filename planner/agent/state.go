@@ -65,6 +65,7 @@ type entry struct {
 	told     int
 	toldLast lifecycle.Stage
 	settled  bool
+	admitAt  time.Time // when the core was last asked whether it would admit it
 	// reasonAt is since when the verdict has its reason.
 	reasonAt, describedAt time.Time
 	describedFor          core.Reason

@@ -352,6 +352,8 @@ func (g *Gang) ready(v Seen, roster []*picture.Alloc, late bool) []Effect {
 		g.enter(contract.StageFetched, at, "")
 	}
 	switch {
+	case len(refused) > 0 && len(waiting) > 0 && !g.elapsed("refused", v.Now, refusalsWithin):
+		return nil // what the others say belongs to the same sentence
 	case len(refused) > 0:
 		stop.Text = "preflight: " + some(refused)
 		stop.Reason = ReasonReservation
@@ -421,6 +423,10 @@ func (g *Gang) lostBeforeRelease(v Seen, a *picture.Alloc) []Effect {
 	}
 	return g.stop(v, next, stop)
 }
+
+// refusalsWithin is how long the others' reports are awaited once one member
+// refuses.
+const refusalsWithin = time.Second
 
 // avoidFor is how long a gang keeps off a node that it failed on, times the
 // failures before.

@@ -278,6 +278,9 @@ func (g *Gang) foreign(job *jobspec.Job) bool {
 		// Ours, or ours scaled.
 		return g.pinned != nil && job.JobModifyIndex > g.pinned.JobModifyIndex
 	}
+	if g.Saved.Phase == Stopping && job.IsHeld() && job.Members() == 0 {
+		return false // emptied; see stopping
+	}
 	if g.heldIndex == 0 && job.IsHeld() && (g.Saved.Phase == Waiting || g.Saved.Phase == Stopping) && jobspec.SameButUI(job, g.User) {
 		// Held or described by this planner's earlier life.
 		g.heldIndex = job.JobModifyIndex

@@ -39,6 +39,7 @@ func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
 	next.Phase, next.Stop, next.Stages = Stopping, &why, g.Saved.Stages
 	delete(g.since, "hold")
 	delete(g.since, "hold-again")
+	delete(g.since, "emptied")
 	return append([]Effect{Save{next}}, effects...)
 }
 
@@ -95,17 +96,32 @@ func (g *Gang) stopping(v Seen) []Effect {
 			return g.refresh(v.Now)
 		}
 	}
-	var holding []*picture.Alloc
+	var holding, away []*picture.Alloc
 	for _, a := range live {
-		if !g.away(v, a) {
+		switch {
+		case !g.away(v, a):
 			holding = append(holding, a)
+		case a.Desired == "run":
+			away = append(away, a)
 		}
 	}
 	if len(holding) > 0 {
 		return g.stopLive(v, live)
 	}
-	if away := g.stopLive(v, live); away != nil {
-		return away // so that they end when their nodes return
+	if v.Job != nil && !v.Job.Stop && v.Job.Gang != nil && g.User != nil {
+		emptied := v.Job.Gang.Members() == 0 && g.User.Members() > 0
+		switch {
+		case len(away) > 0 && !emptied:
+			// Nomad goes on counting members that it lost contact with, whatever is
+			// asked of them, and would place that many fewer of the next attempt. With
+			// no members wanted at all they are told to stop, and do when their nodes
+			// return.
+			return []Effect{Register{Job: g.User.Emptied(), Index: v.Job.JobModifyIndex, Version: s.Version}}
+		case len(away) > 0 && !g.elapsed("emptied", v.Now, evalAfter):
+			return nil // the events that show them stopped are on their way
+		case emptied:
+			return []Effect{Register{Job: g.User.Held(), Index: v.Job.JobModifyIndex, Version: s.Version}}
+		}
 	}
 	return g.ended(v)
 }

@@ -13,7 +13,7 @@ import (
 
 // waiting: the gang is in its queue.
 func (g *Gang) waiting(v Seen) []Effect {
-	live := g.live(v, 0)
+	live := g.present(v)
 	switch {
 	case v.Job == nil && g.Stored == 0:
 		g.Gone = len(live) == 0
@@ -32,8 +32,10 @@ func (g *Gang) waiting(v Seen) []Effect {
 		return nil
 	}
 	job := v.Job.Gang
-	g.enter(contract.StageQuotaChecked, v.Now, "")
-	g.enter(contract.StageQueued, v.Now, "")
+	if !slices.ContainsFunc(g.Saved.Stages, func(st Stage) bool { return st.Stage == contract.StageQueued }) {
+		g.enter(contract.StageQuotaChecked, v.Now, "")
+		g.enter(contract.StageQueued, v.Now, "")
+	}
 	g.refused = ""
 	if mark := job.Mark(); mark > 0 {
 		next := g.Saved
@@ -66,7 +68,7 @@ func (g *Gang) Ready(v Seen) (string, bool) {
 	case !v.Job.Gang.IsHeld():
 		return "Nomad has placed it by itself; it is being adopted", false
 	}
-	if n := len(g.live(v, 0)); n > 0 {
+	if n := len(g.present(v)); n > 0 {
 		return fmt.Sprintf("%d allocations of an earlier attempt are still ending", n), false
 	}
 	return "", true
@@ -202,6 +204,12 @@ func (g *Gang) live(v Seen, base uint64) []*picture.Alloc {
 	}
 	slices.SortFunc(out, byName)
 	return out
+}
+
+// present are the live allocations of a gang that waits, without those on
+// nodes that Nomad has lost: nothing waits for these.
+func (g *Gang) present(v Seen) []*picture.Alloc {
+	return slices.DeleteFunc(g.live(v, 0), func(a *picture.Alloc) bool { return a.Unknown() || nodeLost(v, a) || v.Node(a.NodeID) == nil })
 }
 
 // evalOf is the evaluation that a registration of the given index made: the

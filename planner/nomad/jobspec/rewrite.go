@@ -60,6 +60,20 @@ func (j *Job) Held() json.RawMessage {
 	return encode(t)
 }
 
+// Emptied is Held with no members at all: registered, Nomad tells every
+// allocation to stop, those that it has lost contact with too.
+func (j *Job) Emptied() json.RawMessage {
+	t := j.bare()
+	t["Constraints"] = append(without(list(t["Constraints"]), func(c Constraint) bool { return isHold(c) || isMark(c) }),
+		constraint(contract.HoldAttribute, "=", contract.HoldValue))
+	for _, g := range list(t["TaskGroups"]) {
+		group := object(g)
+		group["Count"] = 0
+		delete(group, "Scaling") // its least count would exclude 0
+	}
+	return encode(t)
+}
+
 // Described is Held with a description for Nomad's UI. A description of the
 // user's own is kept, and ours follows it.
 func (j *Job) Described(text string) json.RawMessage {

@@ -1,0 +1,125 @@
+package agent_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/view"
+	"github.com/shoenig/test/must"
+)
+
+var errCrash = errors.New("the planner was killed")
+
+// crasher ends a planner's life at its nth call to the outside: that call and
+// all later ones are not made.
+type crasher struct {
+	mu    sync.Mutex
+	n, at int
+	ops   []string
+	dead  chan struct{}
+}
+
+func (c *crasher) before(operation string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+	c.ops = append(c.ops, operation)
+	if c.at == 0 || c.n < c.at {
+		return nil
+	}
+	if c.n == c.at {
+		close(c.dead)
+	}
+	return errCrash
+}
+
+// C37: the planner is killed before its kth call, for every k on the way of a
+// gang that fails once and then completes. A new one goes on, and what comes
+// out is what comes out without a crash: each attempt's ranks start once, all
+// of them or none, and the gang is complete.
+func TestCrashAtEveryCall(t *testing.T) {
+	t.Parallel()
+	spec := job{id: "g", count: 3, cards: 1, args: []string{"run=15ms", "exit=7", "attempts=1"}, meta: map[string]string{contract.MetaRetries: "1"}}
+	calls := 0
+	t.Run("without", func(t *testing.T) {
+		b := newBench(t, 3, 1)
+		c := &crasher{dead: make(chan struct{})}
+		b.before = c.before
+		b.start()
+		b.submit(spec)
+		b.stage("g", contract.StageComplete)
+		b.stop()
+		calls = c.n
+	})
+	must.Greater(t, 20, calls)
+	if testing.Short() {
+		calls = min(calls, 12)
+	}
+	for k := 1; k <= calls; k++ {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 3, 1)
+			// The job is there before the planner, which therefore may die at any
+			// call.
+			b.put("/v1/jobs", map[string]any{"Job": spec.json()})
+			c := &crasher{at: k, dead: make(chan struct{})}
+			b.before = c.before
+			b.start()
+			select {
+			case <-c.dead:
+			case <-time.After(10 * time.Second):
+			}
+			b.stop()
+			crashed := "nothing"
+			if len(c.ops) >= k {
+				crashed = c.ops[k-1]
+			}
+			b.before = nil
+			b.start()
+			g := b.stage("g", contract.StageComplete)
+			where := must.Sprintf("killed before call %d, %q", k, crashed)
+			for attempt := 1; attempt <= g.Attempt; attempt++ {
+				n := b.members.launches("default/g", attempt)
+				must.True(t, n == 0 || n == 3, must.Sprintf("%d of 3 ranks of attempt %d were started; killed before call %d, %q", n, attempt, k, crashed))
+			}
+			must.LessEq(t, 3, g.Attempt, where)
+			must.Eq(t, 0, b.live("g"), where)
+			must.Len(t, 0, b.members.problems, where)
+			total := 0
+			for attempt := 1; attempt <= g.Attempt; attempt++ {
+				total += b.members.launches("default/g", attempt)
+			}
+			must.Eq(t, 6, total, where)
+		})
+	}
+}
+
+// What happens while no planner runs is right after the next one's start: a
+// gang ends, another is stopped, a node is lost with a third.
+func TestWhileNoPlannerRuns(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 6, 1)
+	b.cfg.LostGrace = 100 * time.Millisecond
+	b.start()
+	b.submit(job{id: "ends", count: 2, cards: 1, args: []string{"run=300ms"}})
+	b.submit(job{id: "stopped", count: 2, cards: 1})
+	b.submit(job{id: "loses", count: 2, cards: 1})
+	for _, id := range []string{"ends", "stopped", "loses"} {
+		b.until(id, "training", func(g view.Gang) bool { return g.Stage == contract.StageTraining })
+	}
+	b.stop()
+	_, _, err := b.sim.Client().Jobs().Deregister("stopped", false, nil)
+	must.NoError(t, err)
+	must.NoError(t, b.sim.Partition(b.allocs("loses")[0].NodeID, true))
+	b.eventually("the first one ended", func() bool { return b.live("ends") == 0 })
+	b.start()
+	must.Eq(t, 1, b.stage("ends", contract.StageComplete).Attempt)
+	b.stage("stopped", contract.StageCancelled)
+	b.until("loses", "training again", func(g view.Gang) bool { return g.Attempt == 2 && g.Stage == contract.StageTraining })
+	must.Eq(t, 2, b.members.launches("default/ends", 1))
+	must.Eq(t, 2, b.members.launches("default/loses", 2))
+}
