@@ -33,7 +33,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -229,6 +230,9 @@ func all(parts Parts) map[string]Command {
 	return out
 }
 
+// Names are the commands of a build, in alphabetical order.
+func Names(parts Parts) []string { return slices.Sorted(maps.Keys(all(parts))) }
+
 // parents are words that only lead to commands.
 var parents = map[string]string{
 	"job":    "Submit jobs, ask what would happen to them, stop them.",
@@ -268,13 +272,11 @@ func (r *runner) Run(args []string) int {
 // helpAll is the list of commands.
 func helpAll(commands map[string]Command) cli.HelpFunc {
 	return func(map[string]cli.CommandFactory) string {
-		names := make([]string, 0, len(commands))
+		names := slices.Sorted(maps.Keys(commands))
 		width := 0
-		for name := range commands {
-			names = append(names, name)
+		for _, name := range names {
 			width = max(width, len(name))
 		}
-		sort.Strings(names)
 		var b strings.Builder
 		b.WriteString("Usage: muster <command> [options] [arguments]\n\n" +
 			"Gang scheduling for HashiCorp Nomad. muster <command> -h tells more of a command.\n\nCommands:\n")

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"sort"
 	"strings"
 
 	"github.com/nomad-muster/muster/planner/httpapi/client"
@@ -214,13 +213,4 @@ func indent(text, by string) string {
 		}
 	}
 	return strings.Join(lines, "\n")
-}
-
-func sorted(m map[string]Command) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
 }

@@ -55,7 +55,7 @@ func (f *follower) follow(index uint64) (g view.Gang, err error) {
 	seen, rounds := false, 0
 	const round = 20 * time.Second
 	for {
-		got, err := f.api.Gang(ctx, f.name.namespace, f.name.job, max(index, 1), round)
+		got, err := f.api.Gang(ctx, f.name.namespace, f.name.job, index, round)
 		var contact *client.ContactError
 		var refused *view.Error
 		switch {

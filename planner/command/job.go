@@ -212,7 +212,7 @@ func (w *screen) plan(p view.Plan) {
 	w.line("")
 	switch {
 	case p.Start != nil && len(p.Start.After) > 0:
-		w.line("%s", w.c.paint(w.c.Terminal, yellow, "It would start once "+strings.Join(p.Start.After, ", ")+" have left."))
+		w.line("%s", w.c.paint(w.c.Terminal, yellow, "It would start once these have left: "+strings.Join(p.Start.After, ", ")+"."))
 	case p.Start != nil:
 		w.line("%s", w.c.paint(w.c.Terminal, green, "It would start now."))
 	default:

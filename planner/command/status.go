@@ -2,7 +2,8 @@ package command
 
 import (
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/nomad-muster/muster/planner/view"
@@ -72,18 +73,19 @@ func (w *screen) gang(g view.Gang) {
 	if g.Attempt > 0 {
 		attempt = fmt.Sprint(g.Attempt)
 	}
-	w.pairs("Job", g.Job, "Namespace", g.Namespace, "Type", g.Type, "Queue", g.Queue, "User", g.User, "Stage", c.paint(c.Terminal, stageColour(g.Stage), string(g.Stage)),
+	facts := []string{"Job", g.Job, "Namespace", g.Namespace, "Type", g.Type, "Queue", g.Queue, "User", g.User, "Stage", c.paint(c.Terminal, stageColour(g.Stage), string(g.Stage)),
 		"Why", g.Sentence, "Priority", priority, "Size", size, "Cards", strings.TrimSpace(fmt.Sprintf("%d %s", g.Cards, strings.Join(g.Models, ", "))),
 		"Position", position, "Attempt", attempt, "Submitted", c.when(g.Submitted), "Started", c.when(g.Started), "Limit ends", c.when(g.LimitEnds),
-		"Ended", c.when(g.Ended), "Result", exit)
+		"Ended", c.when(g.Ended), "Result", exit}
 	if g.Position > 0 {
-		w.pairs("Starts", c.eta(g.ETA))
+		facts = append(facts, "Starts", c.eta(g.ETA))
 	}
 	d := g.Detail
 	if d == nil {
+		w.pairs(facts...)
 		return
 	}
-	w.want(d.Want)
+	w.pairs(append(facts, c.want(d.Want)...)...)
 	if len(d.Stages) > 0 {
 		w.title("Stages")
 		var rows [][]cell
@@ -131,13 +133,13 @@ func (w *screen) gang(g view.Gang) {
 	}
 }
 
-// want prints what the user stated.
-func (w *screen) want(k view.Want) {
-	some := func(seconds_ float64) string {
-		if seconds_ == 0 {
+// want is what the user stated, as pairs.
+func (c *Call) want(k view.Want) []string {
+	some := func(s float64) string {
+		if s == 0 {
 			return ""
 		}
-		return seconds(seconds_)
+		return seconds(s)
 	}
 	yes := func(b bool) string {
 		if b {
@@ -157,10 +159,10 @@ func (w *screen) want(k view.Want) {
 		bandwidth = fmt.Sprintf("%g Gbit/s", k.MinBandwidthGbit)
 	}
 	if !k.CheckpointAt.IsZero() {
-		checkpoint = fmt.Sprintf("%s (step %d)", w.c.when(k.CheckpointAt), k.CheckpointStep)
+		checkpoint = fmt.Sprintf("%s (step %d)", c.when(k.CheckpointAt), k.CheckpointStep)
 	}
-	w.pairs("Topology", k.Topology, "Time limit", some(k.TimeLimitSeconds), "Deadline", w.c.when(k.Deadline), "Preemptible", preemptible, "Grace", some(k.GraceSeconds),
-		"Retries", retries, "Splittable", yes(k.Split), "Spread", yes(k.Spread), "Bandwidth", bandwidth, "Checkpoint", checkpoint)
+	return []string{"Topology", k.Topology, "Time limit", some(k.TimeLimitSeconds), "Deadline", c.when(k.Deadline), "Preemptible", preemptible, "Grace", some(k.GraceSeconds),
+		"Retries", retries, "Splittable", yes(k.Split), "Spread", yes(k.Spread), "Bandwidth", bandwidth, "Checkpoint", checkpoint}
 }
 
 func (w *screen) members(members []view.Member) {
@@ -201,21 +203,14 @@ func (w *screen) status(s view.Status) {
 	if s.State != "active" {
 		colour = yellow
 	}
-	w.pairs("Planner", c.paint(c.Terminal, colour, state), "Why", s.Why, "Version", s.Version, "Up", c.ago(s.Started), "Region", s.Region,
-		"Nomad", c.contact(s.Nomad), "Consul", c.contact(s.Consul), "Nodes", fmt.Sprint(s.Nodes),
-		"Last cycle", fmt.Sprintf("%s ago, took %.1f ms (%d so far)", c.ago(s.LastCycle), s.CycleSeconds*1000, s.Cycles))
-	if len(s.Gangs) > 0 {
-		stages := make([]string, 0, len(s.Gangs))
-		for stage := range s.Gangs {
-			stages = append(stages, stage)
-		}
-		sort.Strings(stages)
-		parts := make([]string, len(stages))
-		for i, stage := range stages {
-			parts[i] = fmt.Sprintf("%d %s", s.Gangs[stage], stage)
-		}
-		w.pairs("Gangs", strings.Join(parts, ", "))
+	stages := slices.Sorted(maps.Keys(s.Gangs))
+	gangs := make([]string, len(stages))
+	for i, stage := range stages {
+		gangs[i] = fmt.Sprintf("%d %s", s.Gangs[stage], stage)
 	}
+	w.pairs("Planner", c.paint(c.Terminal, colour, state), "Why", s.Why, "Version", s.Version, "Up", c.ago(s.Started), "Region", s.Region,
+		"Nomad", c.contact(s.Nomad), "Consul", c.contact(s.Consul), "Nodes", fmt.Sprint(s.Nodes), "Gangs", strings.Join(gangs, ", "),
+		"Last cycle", fmt.Sprintf("%s ago, took %.1f ms (%d so far)", c.ago(s.LastCycle), s.CycleSeconds*1000, s.Cycles))
 	if len(s.Cards) > 0 {
 		w.title("Cards")
 		var rows [][]cell

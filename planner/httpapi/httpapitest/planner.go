@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"slices"
 	"sync"
@@ -209,4 +210,12 @@ func (p *Planner) Stop(_ context.Context, by httpapi.Caller, namespace, job stri
 	out := view.Stopped{ID: g.ID, Stage: string(g.Stage), Index: p.Feed.Index()}
 	p.Change(namespace, job, func(g *view.Gang) { g.Stage, g.Sentence = "cancelled", "stopped by "+by.Name })
 	return out, nil
+}
+
+// NewServer serves any handler until the test ends.
+func NewServer(t *testing.T, h http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+	return server.URL
 }
