@@ -246,8 +246,12 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 		}
 	}
 	g.enter(contract.StagePlaced, at, "")
-	if g.published == "" && g.hasRanks() && !late && !g.publishAfter.After(v.Now) {
-		if !g.reachable(roster) {
+	if g.published == "" && g.hasRanks() && !late {
+		switch {
+		case g.publishAfter.After(v.Now):
+			g.wake(g.publishAfter)
+			return nil
+		case !g.reachable(roster):
 			return nil
 		}
 		return []Effect{Publish{g.record(roster, v)}}

@@ -168,7 +168,6 @@ func (g *Gang) adopt(v Seen, live []*picture.Alloc) []Effect {
 	}
 	g.enter(contract.StagePlanned, v.Now, "placed by Nomad before it was held")
 	next.Stages = g.Saved.Stages
-	g.admitted = false
 	g.beginAttempt()
 	return []Effect{Save{next}}
 }
@@ -321,6 +320,7 @@ func (g *Gang) beginAttempt() {
 	clear(g.stopAsked)
 	clear(g.since)
 	g.pinned, g.published, g.askSent, g.refused = nil, "", false, ""
+	g.publishAfter, g.wantReports, g.admitted = time.Time{}, false, false
 }
 
 func byName(a, b *picture.Alloc) int {
