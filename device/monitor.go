@@ -85,7 +85,8 @@ type Monitor struct {
 	parts  Parts
 	log    hclog.Logger
 
-	mail chan func(*registry)
+	mail   chan func(*registry)
+	unlock func()
 
 	mu      sync.Mutex
 	view    *view         // nil until the first look
@@ -106,14 +107,9 @@ func (m *Monitor) Run(ctx context.Context) {
 	defer workers.Wait()
 	defer cancel()
 
-	loaded := ledger.Loaded{Content: ledger.New()}
-	if path := m.statePath(); path != "" {
-		var err error
-		if loaded, err = ledger.Load(path); err != nil {
-			m.log.Error("card state is damaged: cards without a record stay unhealthy until they are cleared", "error", err)
-		}
-	} else {
-		m.log.Warn("no state_dir is set: what is known of cards is lost when the plugin stops")
+	loaded := m.load(ctx)
+	if m.unlock != nil {
+		defer m.unlock()
 	}
 	var names []string
 	for _, s := range m.parts.Sources {
@@ -200,6 +196,36 @@ func (m *Monitor) Run(ctx context.Context) {
 		}
 		m.tell(reg, &saved)
 	}
+}
+
+// load reads what is on disk, once no other plugin works on it: the one of an
+// agent that was just restarted may take a moment to end.
+func (m *Monitor) load(ctx context.Context) ledger.Loaded {
+	fresh := ledger.Loaded{Content: ledger.New()}
+	if m.config.StateDir == "" {
+		m.log.Warn("no state_dir is set: what is known of cards is lost when the plugin stops")
+		return fresh
+	}
+	unlock, err := ledger.Lock(m.config.StateDir)
+	for tries := 0; errors.Is(err, ledger.ErrLocked) && tries < 20; tries++ {
+		select {
+		case <-ctx.Done():
+			return fresh
+		case <-time.After(250 * time.Millisecond):
+		}
+		unlock, err = ledger.Lock(m.config.StateDir)
+	}
+	if err != nil {
+		m.log.Error("card state cannot be kept: what is known of cards is lost when the plugin stops", "error", err)
+		m.config.StateDir = ""
+		return fresh
+	}
+	m.unlock = unlock
+	loaded, err := ledger.Load(m.statePath())
+	if err != nil {
+		m.log.Error("card state is damaged: cards without a record stay unhealthy until they are cleared", "error", err)
+	}
+	return loaded
 }
 
 // post hands work to the loop.

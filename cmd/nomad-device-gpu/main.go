@@ -15,6 +15,7 @@ import (
 	"github.com/nomad-muster/muster/device"
 	"github.com/nomad-muster/muster/device/kernlog"
 	"github.com/nomad-muster/muster/device/nvml"
+	"github.com/nomad-muster/muster/device/rdma"
 	"github.com/nomad-muster/muster/device/simulated"
 	"github.com/nomad-muster/muster/internal/buildinfo"
 	"github.com/nomad-muster/muster/internal/nomadplugin/base"
@@ -78,6 +79,9 @@ func build(ctx context.Context, c device.Config, m *device.Monitor, log hclog.Lo
 		switch name {
 		case "nvml":
 			parts.Sources = append(parts.Sources, nvml.New(nvml.Options{LinesElsewhere: kernlog.Readable(kernlog.DevKmsg)}))
+		case "rdma":
+			parts.Sources = append(parts.Sources, rdma.New(""))
+			parts.Parsers = append(parts.Parsers, rdma.ParseLine)
 		case "simulated":
 			s := simulated.New(c.Simulated.File, c.Simulated.Node)
 			parts.Sources = append(parts.Sources, s)

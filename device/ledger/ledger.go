@@ -25,6 +25,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nomad-muster/muster/device/card"
@@ -93,6 +94,29 @@ type Loaded struct {
 	// Damaged: lines could not be read, so a card that is not in Content may
 	// have had a record.
 	Damaged bool
+}
+
+// ErrLocked says that another process works on the state.
+var ErrLocked = errors.New("another plugin works on this state_dir: each needs its own")
+
+// Lock makes the folder of the state and keeps other processes off it, until
+// unlock or the end of this process.
+func Lock(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make state_dir: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock state_dir: %w", err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		file.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock state_dir %s: %w", dir, ErrLocked)
+		}
+		return nil, fmt.Errorf("lock state_dir %s: %w", dir, err)
+	}
+	return func() { file.Close() }, nil
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

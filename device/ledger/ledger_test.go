@@ -140,6 +140,23 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	}
 }
 
+func TestLock(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "deep", "er")
+	unlock, err := Lock(dir) // which is made
+	must.NoError(t, err)
+	_, err = Lock(dir)
+	must.ErrorIs(t, err, ErrLocked)
+	unlock()
+	unlock, err = Lock(dir)
+	must.NoError(t, err)
+	unlock()
+	file := filepath.Join(t.TempDir(), "file")
+	must.NoError(t, os.WriteFile(file, nil, 0o600))
+	_, err = Lock(file)
+	must.Error(t, err)
+}
+
 func FuzzLoad(f *testing.F) {
 	text, err := Encode(content("a", "b"))
 	must.NoError(f, err)
