@@ -1,0 +1,87 @@
+package jobspecs
+
+import (
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/shoenig/test/must"
+)
+
+// examples are all files, with the syntax tree of each.
+func examples(t *testing.T) map[string]*hclsyntax.Body {
+	t.Helper()
+	out := map[string]*hclsyntax.Body{}
+	for _, pattern := range []string{"*.hcl", "site/*.hcl"} {
+		names, err := fs.Glob(os.DirFS("."), pattern)
+		must.NoError(t, err)
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			must.NoError(t, err)
+			file, diags := hclsyntax.ParseConfig(text, name, hcl.InitialPos)
+			must.False(t, diags.HasErrors(), must.Sprint(diags))
+			out[name] = file.Body.(*hclsyntax.Body)
+		}
+	}
+	must.MapNotEmpty(t, out)
+	return out
+}
+
+// blocks finds all blocks of a type, however deep.
+func blocks(body *hclsyntax.Body, kind string) (out []*hclsyntax.Block) {
+	for _, b := range body.Blocks {
+		if b.Type == kind {
+			out = append(out, b)
+		}
+		out = append(out, blocks(b.Body, kind)...)
+	}
+	return out
+}
+
+// The scripts stand in the examples so that they run as they are; they are the
+// same as those in scripts.
+func TestScriptsAreTheSame(t *testing.T) {
+	t.Parallel()
+	found := 0
+	for name, body := range examples(t) {
+		for _, tmpl := range blocks(body, "template") {
+			destination, diags := tmpl.Body.Attributes["destination"].Expr.Value(nil)
+			must.False(t, diags.HasErrors())
+			script := path.Base(destination.AsString())
+			if path.Ext(script) != ".py" {
+				continue
+			}
+			found++
+			data, diags := tmpl.Body.Attributes["data"].Expr.Value(nil)
+			must.False(t, diags.HasErrors(), must.Sprint(diags))
+			want, err := os.ReadFile("scripts/" + script)
+			must.NoError(t, err)
+			must.Eq(t, string(want), data.AsString(), must.Sprintf("%s: template %s", name, script))
+			must.StrNotContains(t, data.AsString(), "{{", must.Sprint("Nomad's own templates would read it"))
+		}
+	}
+	must.Positive(t, found)
+}
+
+// Each file is named for its job, says how it is run, and is held.
+func TestConventions(t *testing.T) {
+	t.Parallel()
+	for name, body := range examples(t) {
+		text, err := os.ReadFile(name)
+		must.NoError(t, err)
+		jobs := blocks(body, "job")
+		must.Len(t, 1, jobs)
+		if path.Dir(name) == "site" {
+			continue
+		}
+		must.Eq(t, strings.TrimSuffix(name, ".hcl"), jobs[0].Labels[0])
+		must.StrContains(t, string(text), "muster job run")
+		must.StrContains(t, string(text), `"${meta.muster}"`)
+		_, err = Files.ReadFile(name)
+		must.NoError(t, err)
+	}
+}
