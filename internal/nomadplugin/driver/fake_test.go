@@ -94,5 +94,3 @@ func stream[T any](t *testing.T) (feed chan<- T, report func(context.Context, fu
 		}
 	}
 }
-
-func ptr[T any](v T) *T { return &v }

@@ -51,7 +51,7 @@ func KeepOpen[T any](
 			pause, failures = minPause, 0
 		}
 		failures++
-		log.Error("stream of the plugin ended early, starting it again", "stream", name, "error", err, "pause", pause)
+		log.Error("stream of the plugin ended early, starting it again", "stream", name, "error", err, "pause", pause.String())
 		if failures == 2 && failing != nil {
 			if err := failing(err); err != nil {
 				log.Error("failure could not be reported to nomad", "stream", name, "error", err)
