@@ -567,7 +567,7 @@ func (q *request) jobPlan(id string) (any, error) {
 	}
 	out.CreatedEvals = append(out.CreatedEvals, res.Followups...)
 	if body.Diff {
-		if out.Diff, err = jobDiff(old, &plan, true, res.Annotations); err != nil {
+		if out.Diff, err = jobDiff(old, &plan, res.Annotations); err != nil {
 			return nil, err
 		}
 	}
