@@ -194,6 +194,9 @@ func Run(env *Env, args []string) int {
 		return ExitError
 	}
 	if code == 127 { // the library's code for a command that it does not know
+		if len(args) > 0 {
+			fmt.Fprintf(env.Stderr, "Error: there is no command %q\n", strings.Join(args, " "))
+		}
 		return ExitError
 	}
 	if code == cli.RunResultHelp {

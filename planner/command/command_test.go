@@ -411,7 +411,8 @@ func TestC40ExitCodes(t *testing.T) {
 		}
 		r := s.run("job", "run", "-json", s.file("nonsense"))
 		must.Eq(t, command.ExitRejected, r.code)
-		must.StrContains(t, r.stderr, "definition required")
+		must.StrContains(t, r.stderr, "job.hcl:1,1-2: Argument or block definition required")
+		must.StrNotContains(t, r.stderr, "input.hcl")
 		must.SliceEmpty(t, s.planner.Calls())
 	})
 	t.Run("detached", func(t *testing.T) {
@@ -505,7 +506,7 @@ func TestUsage(t *testing.T) {
 		args []string
 		says string
 	}{
-		{nil, "Usage: muster"}, {[]string{"bogus"}, "Usage: muster"}, {[]string{"job"}, "Subcommands"}, {[]string{"job", "bogus"}, "Subcommands"},
+		{nil, "Usage: muster"}, {[]string{"bogus"}, "there is no command \"bogus\""}, {[]string{"job"}, "Subcommands"}, {[]string{"job", "bogus"}, "Subcommands"},
 		{[]string{"job", "run"}, "an argument is missing"}, {[]string{"job", "run", "a", "b"}, "at most 1"}, {[]string{"queue", "x"}, "takes no arguments"},
 		{[]string{"queue", "-bogus"}, "muster queue -h"}, {[]string{"queue", "-json", "-t", "x"}, "exclude"}, {[]string{"queue", "-t", "{{"}, "read template"},
 		{[]string{"queue", "-t", "{{.Nothing}}"}, "fill template"}, {[]string{"job", "run", "-until=never", s.file("the job")}, "none of queued"},

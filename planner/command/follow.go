@@ -40,7 +40,8 @@ type follower struct {
 // errTimeout is the cause with which the context of a wait ends.
 var errTimeout = errors.New("the time allowed is over")
 
-// follow waits until the gang is where it should be, or cannot get there. The
+// follow reads on from an index, which leaves out what is older (0: nothing).
+// It waits until the gang is where it should be, or cannot get there. The
 // answer is the gang as last seen; the error tells what happened otherwise, as
 // an Exit.
 func (f *follower) follow(index uint64) (g view.Gang, err error) {
@@ -188,11 +189,12 @@ func (f *follower) args() string {
 // progress line.
 func (f *follower) show(g view.Gang) {
 	if g.Detail != nil && f.lines != nil {
-		if g.Attempt != f.attempt && f.attempt > 0 && g.Attempt > 0 {
-			f.clear()
-			f.lines(fmt.Sprintf("    attempt %d", g.Attempt))
-		}
-		if g.Attempt > 0 {
+		// While it waits, a gang has the number of its last attempt.
+		if waits := slices.Index(contract.Stages, g.Stage) <= slices.Index(contract.Stages, contract.StageQueued); !waits {
+			if g.Attempt != f.attempt && f.attempt > 0 {
+				f.clear()
+				f.lines(fmt.Sprintf("    attempt %d", g.Attempt))
+			}
 			f.attempt = g.Attempt
 		}
 		for _, s := range g.Detail.Stages {

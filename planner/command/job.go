@@ -85,9 +85,9 @@ func runJob(c *Call, o jobRunFlags, path string) error {
 	if err != nil {
 		return err
 	}
-	done, err := api.Submit(c.Context, view.Submission{Spec: spec, KeepRefused: o.keepRefused, EnforceIndex: o.checkIndex.stated, ModifyIndex: o.checkIndex.index}, o.key)
+	done, err := api.Submit(c.Context, view.Submission{Spec: spec.Spec, KeepRefused: o.keepRefused, EnforceIndex: o.checkIndex.stated, ModifyIndex: o.checkIndex.index}, o.key)
 	if err != nil {
-		return c.submitFailed(err)
+		return c.submitFailed(spec, err)
 	}
 	c.warn(done.Warnings)
 	human := !c.asJSON && c.template == ""
@@ -114,6 +114,9 @@ func runJob(c *Call, o jobRunFlags, path string) error {
 		return nil
 	}
 	f := follower{Call: c, api: api, name: name{done.Namespace, done.Job}, until: contract.Stage(o.until), timeout: o.timeout, patience: 10 * time.Minute, lines: lines}
+	if done.Update {
+		done.Index = 0 // what is there is the gang itself, not an earlier one
+	}
 	g, waited := f.follow(done.Index)
 	if waited == nil {
 		lines(fmt.Sprintf("%s %s %s", c.clock(c.Now()), g.ID, g.Stage))
@@ -155,7 +158,8 @@ func outcome(g view.Gang, err error) string {
 
 // submitFailed adds what is known after a submission without an answer: it may
 // have been taken.
-func (c *Call) submitFailed(err error) error {
+func (c *Call) submitFailed(spec source, err error) error {
+	err = spec.named(err)
 	if cause := c.Context.Err(); cause != nil {
 		return fmt.Errorf("%w; the planner may have taken the job all the same: muster queue shows it", err)
 	}
@@ -180,9 +184,9 @@ func jobPlan() Command {
 			if err != nil {
 				return err
 			}
-			p, err := api.Plan(c.Context, spec)
+			p, err := api.Plan(c.Context, spec.Spec)
 			if err != nil {
-				return err
+				return spec.named(err)
 			}
 			c.warn(p.Warnings)
 			if err := c.print(p, func(w *screen) { w.plan(p) }); err != nil {

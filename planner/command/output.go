@@ -210,13 +210,15 @@ func (s *screen) table(head []string, rows [][]cell) {
 	}
 }
 
-// duration writes a length of time as people read it: 0.3s, 12s, 4m05s,
+// duration writes a length of time as people read it: 40ms, 1.3s, 12s, 4m05s,
 // 3h10m, 2d4h.
 func duration(d time.Duration) string {
 	if d < 0 {
 		return "-" + duration(-d)
 	}
 	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
 	case d < 10*time.Second:
 		return fmt.Sprintf("%.1fs", d.Truncate(100*time.Millisecond).Seconds())
 	case d < time.Minute:

@@ -32,14 +32,14 @@ func jobValidate() Command {
 			}
 			var v view.Validation
 			if offline {
-				v, err = validateOffline(spec)
+				v, err = validateOffline(spec.Spec)
 			} else if api, e := c.client(); e != nil {
 				err = e
 			} else {
-				v, err = api.Validate(c.Context, spec)
+				v, err = api.Validate(c.Context, spec.Spec)
 			}
 			if err != nil {
-				return err
+				return spec.named(err)
 			}
 			c.warn(v.Warnings)
 			if err := c.print(v, func(w *screen) {
