@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -286,4 +287,58 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// docs/configuration.md tells of every block and attribute that full.hcl has,
+// and full.hcl has all.
+func TestDocumentation(t *testing.T) {
+	t.Parallel()
+	prose, err := os.ReadFile("../../docs/configuration.md")
+	must.NoError(t, err)
+	var source strings.Builder
+	for _, name := range []string{"read.go", "queue.go"} {
+		text, err := os.ReadFile(name)
+		must.NoError(t, err)
+		source.Write(text)
+	}
+	full, err := os.ReadFile("testdata/good/full.hcl")
+	must.NoError(t, err)
+	// Names are given to open as texts.
+	opened := regexp.MustCompile(`(?s)r\.open\([^{]*?(\[\]string\{[^}]*\}|nil)[^)]*\)`)
+	found := 0
+	for _, call := range opened.FindAllString(source.String(), -1) {
+		for _, m := range regexp.MustCompile(`"([a-z_]+)(?: [a-z]+)?"`).FindAllStringSubmatch(call, -1) {
+			found++
+			must.StrContains(t, string(prose), m[1])
+			if m[1] != "disabled" && m[1] != "plaintext" && m[1] != "secret_file" { // exclude others that full.hcl has
+				must.StrContains(t, string(full), m[1])
+			}
+		}
+	}
+	must.Greater(t, 80, found)
+}
+
+// What the documentation shows is right.
+func TestDocumentedExamples(t *testing.T) {
+	t.Parallel()
+	prose, err := os.ReadFile("../../docs/configuration.md")
+	must.NoError(t, err)
+	secret := func(string) ([]byte, error) { return []byte("0123456789abcdef"), nil }
+	blocks := regexp.MustCompile("(?s)```hcl\n(.*?)```").FindAllStringSubmatch(string(prose), -1)
+	must.Len(t, 3, blocks)
+	for _, b := range blocks {
+		text := b[1]
+		switch {
+		case strings.HasPrefix(text, "  "):
+			text = "queue \"a\" {\n" + text + "}\n"
+		case strings.HasPrefix(text, "limits"):
+			text = "level \"leaf\" {\n attribute = \"meta.leaf\"\n}\n" + text
+		}
+		_, err := Parse([]File{{"example.hcl", []byte(text)}}, secret)
+		must.NoError(t, err)
+	}
+	// The values shown for a queue are the defaults.
+	c, err := Parse([]File{{"example.hcl", []byte("queue \"a\" {\n" + blocks[2][1] + "}\n")}}, secret)
+	must.NoError(t, err)
+	must.Eq(t, defaultQueue("a"), c.Core.Queues[0])
 }

@@ -513,7 +513,9 @@ func TestSubmitCompletes(t *testing.T) {
 func TestIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	p, url := serve(t, httpapitest.Open())
-	send := func(key, body string) (int, string) { return ask(t, "POST", url+"/v1/jobs", "", body, "Idempotency-Key", key) }
+	send := func(key, body string) (int, string) {
+		return ask(t, "POST", url+"/v1/jobs", "", body, "Idempotency-Key", key)
+	}
 	const ok = `{"hcl": "ok"}`
 	var wg sync.WaitGroup
 	answers := make([]string, 8)
