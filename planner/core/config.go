@@ -25,7 +25,8 @@ type Config struct {
 	Consolidate  bool
 	CardTypes    []string // device types that are cards and count in quotas; default gpu, mig, npu
 	UserLimits   []UserLimit
-	Preemption   bool // false: nothing is ever evicted
+	Preemption   bool // false: nothing is ever evicted for another gang
+	FixedSize    bool // true: running gangs are not resized
 	BackfillMost int  // waiting gangs looked at in one cycle for backfill; 0: all
 }
 
@@ -136,4 +137,18 @@ type Preempt struct {
 type GiveUp struct {
 	After  time.Duration
 	Action string // min, split, fail
+}
+
+// Defaults is the configuration that holds where the operator states nothing.
+func Defaults() Config {
+	return Config{Reservations: 8, GatherAfter: 30 * time.Minute, PreferWait: 10 * time.Minute, ReserveTimeout: 10 * time.Minute, Packing: PackAuto,
+		MaxAttempts: 10, CardTypes: []string{"gpu", "mig", "npu"}, Preemption: true}
+}
+
+// DefaultQueue is a queue of which the operator states nothing but its name.
+func DefaultQueue(name QueueName) Queue {
+	return Queue{Name: name, Max: Unstated(), Lend: Unstated(), Weight: 1, Class: 50, Order: OrderPriority, Budget: Budget{},
+		Aging:     []AgingStep{{After: 30 * time.Minute, Raise: 10}, {After: 2 * time.Hour, Top: true}},
+		TopPerDay: 4,
+		Preempt:   Preempt{Grace: 10 * time.Minute, MinRuntime: 15 * time.Minute, EvictionsPerDay: 50, PerVictimPerDay: 3, Ratio: 2}}
 }

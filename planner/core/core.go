@@ -124,6 +124,9 @@ type Card struct {
 	Domain  string    // cards of a node with the same name reach each other over NVLink; "": none
 	NUMA    int       // -1: not known
 	Parent  CardID    // the card that this one is a part of
+	// Shares is how many equal shares the card may be given out in; 0: it is
+	// given out whole only.
+	Shares int
 	// NICs near the card, nearest first: device ids of another group.
 	NICs []CardID
 }
@@ -152,7 +155,9 @@ type Claim struct {
 	Job     string // namespace/job, for whoever asks who holds it
 	Use     Resources
 	Cards   []CardID // devices of every type
-	Ports   []int
+	// Shares of each of Cards that are held; 0, or nil for all: the whole card.
+	Shares []int
+	Ports  []int
 	// Stopping: asked to end, still there. Unknown: on a node that Nomad has
 	// lost contact with. Asked: requested from Nomad, not seen yet.
 	Stopping, Unknown, Asked bool
@@ -298,8 +303,10 @@ type DeviceAsk struct {
 	// type, "nvidia/gpu" vendor and type, "nvidia/gpu/H100" all three.
 	Vendor, Type, Name string
 	Count              int
-	Constraints        []Constraint
-	Affinities         []Affinity
+	// Shares asks for so many shares of one card instead of Count whole ones.
+	Shares      int
+	Constraints []Constraint
+	Affinities  []Affinity
 }
 
 // VolumeAsk is a host volume that a member needs.
@@ -348,9 +355,11 @@ type Estimate struct {
 	Count         int
 }
 
-// Shape of a gang seen lately: members and cards of one member.
+// Shape of a gang seen lately: members, and what one member asks for.
 type Shape struct {
 	Members, Cards int
-	Model          Model
+	Shares         int     // of one card, where it asks for less than one
+	Models         []Model // accepted; empty: any
+	Use            Resources
 	Weight         int // how often
 }

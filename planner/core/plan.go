@@ -27,9 +27,12 @@ type Start struct {
 	After   []GangID
 	// Borrowed cards among the gang's.
 	Borrowed int
-	Backfill bool
-	Repair   bool
-	Score    string // why this place, for people
+	// Backfill: gangs ahead of it wait for promised places. OnPromise: it runs
+	// on some of those itself and leaves when they are due; see
+	// Gang.Backfilled.
+	Backfill, OnPromise bool
+	Repair              bool
+	Score               string // why this place, for people
 }
 
 // EvictionKind tells why a gang has to leave.

@@ -54,7 +54,8 @@ type Cluster struct {
 	classRep  []*core.Node // a node of each class, as it was then
 
 	free  []Free
-	words []uint64 // free cards, by Device.Word
+	words []uint64 // cards that are wholly free, by Device.Word
+	parts []int32  // free shares of each card, by Device.Share
 	ports [][]int  // static ports in use, ordered
 
 	gangs map[core.GangID]int32
@@ -63,10 +64,12 @@ type Cluster struct {
 	on    [][]int32 // holds of each node
 	spare []Hold
 
-	seq uint64 // last block state given out; never given out twice
+	changed uint64
+	seq     uint64 // last block state given out; never given out twice
 
 	journal   []saved
 	savedBits []uint64
+	savedPart []int32
 	savedAt   []uint64
 	mark      uint64
 
@@ -101,6 +104,10 @@ type Device struct {
 	Links []uint8
 	// Flat: no card of the group is nearer to another than any other is.
 	Flat bool
+	// Parts is the number of shares of each card; nil where all are given out
+	// whole only. Share is the place of the first card's free shares.
+	Parts []int32
+	Share int32
 }
 
 // Block is a run of at most BlockSize nodes.
@@ -142,6 +149,13 @@ func (c *Cluster) At(n int32) Free { return c.free[n] }
 // FreeCards gives the free cards of a device group as a bit set that must not
 // be changed.
 func (c *Cluster) FreeCards(d *Device) []uint64 { return c.words[d.Word : d.Word+d.Words] }
+
+// FreeShares gives the free shares of each card of a device group that is
+// given out in shares; it must not be changed. A card that is not usable has
+// none.
+func (c *Cluster) FreeShares(d *Device) []int32 {
+	return c.parts[d.Share : int(d.Share)+len(d.Parts)]
+}
 
 // PortTaken tells whether a static port of a node is in use.
 func (c *Cluster) PortTaken(n int32, port int) bool {
@@ -291,3 +305,6 @@ func (c *Cluster) FreeOf(model int32) int {
 	}
 	return sum
 }
+
+// Bad counts the cards of a group that are not to be given out.
+func (d *Device) Bad() int { return len(d.Src.Cards) - Count(d.Usable) }

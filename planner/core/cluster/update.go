@@ -64,6 +64,7 @@ func (c *Cluster) updateNodes(s *core.Snapshot, notices *[]core.Notice) (changed
 		}
 		c.fillNode(at, n)
 		c.Blocks[old.Block].Static++
+		c.changed++
 		changed[at] = true
 	}
 	if same {
@@ -78,7 +79,7 @@ func (c *Cluster) updateNodes(s *core.Snapshot, notices *[]core.Notice) (changed
 func sameDevices(a, b *core.Node) bool {
 	return slices.EqualFunc(a.Devices, b.Devices, func(x, y core.DeviceGroup) bool {
 		return x.Vendor == y.Vendor && x.Type == y.Type && x.Name == y.Name &&
-			slices.EqualFunc(x.Cards, y.Cards, func(k, l core.Card) bool { return k.ID == l.ID })
+			slices.EqualFunc(x.Cards, y.Cards, func(k, l core.Card) bool { return k.ID == l.ID && k.Shares == l.Shares })
 	})
 }
 
@@ -99,7 +100,7 @@ func cardTypes(c *core.Config) []string {
 
 // rebuild numbers all nodes, domains, models and classes anew.
 func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) {
-	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark, seq: c.seq, gangs: map[core.GangID]int32{},
+	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark, seq: c.seq, changed: c.changed + 1, gangs: map[core.GangID]int32{},
 		byID: make(map[core.NodeID]int32, len(s.Nodes)), cards: map[cardKey]int32{}, modelNum: map[core.Model]int32{}, classes: map[string]int32{}}
 	levels := len(s.Config.Levels)
 	c.Levels = make([]Level, levels)
@@ -205,6 +206,10 @@ func (c *Cluster) placeCards(at int32, n *core.Node) {
 		for range words {
 			c.words = append(c.words, 0)
 		}
+		if slices.ContainsFunc(d.Cards, func(k core.Card) bool { return k.Shares > 0 }) {
+			devices[i].Share, devices[i].Parts = int32(len(c.parts)), make([]int32, len(d.Cards))
+			c.parts = append(c.parts, devices[i].Parts...)
+		}
 		for k := range d.Cards {
 			if _, twice := c.cards[cardKey{n.ID, d.Cards[k].ID}]; !twice {
 				c.cards[cardKey{n.ID, d.Cards[k].ID}] = first + int32(k)
@@ -239,6 +244,9 @@ func (c *Cluster) fillNode(at int32, n *core.Node) {
 			card := &d.Src.Cards[k]
 			if c.CardPlaceIs(at, card.ID, d.First+int32(k)) && (c.Ideal || CardUsable(card)) {
 				d.Usable[k/64] |= 1 << (k % 64)
+			}
+			if d.Parts != nil {
+				d.Parts[k] = int32(max(1, card.Shares))
 			}
 			if card.State == core.CardSuspect {
 				d.Suspect[k/64] |= 1 << (k % 64)
@@ -359,7 +367,7 @@ func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, no
 // sameClaim compares what a node's state is computed from.
 func sameClaim(a, b *core.Claim) bool {
 	return a.Alloc == b.Alloc && a.Node == b.Node && a.Gang == b.Gang && a.Member == b.Member && a.Attempt == b.Attempt && a.Stopping == b.Stopping && a.Asked == b.Asked &&
-		a.Use == b.Use && slices.Equal(a.Cards, b.Cards) && slices.Equal(a.Ports, b.Ports)
+		a.Use == b.Use && slices.Equal(a.Cards, b.Cards) && slices.Equal(a.Shares, b.Shares) && slices.Equal(a.Ports, b.Ports)
 }
 
 // Holds are the claims of the snapshot, in its order, and On those of a node.
@@ -393,7 +401,14 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	f := Free{CPU: src.Capacity.CPU, Cores: src.Capacity.Cores, MemoryMB: src.Capacity.MemoryMB, DiskMB: src.Capacity.DiskMB, DynamicPorts: highest - lowest + 1}
 	ports := append([]int(nil), src.ReservedPorts...)
 	for i := range node.Devices {
-		copy(c.FreeCards(&node.Devices[i]), node.Devices[i].Usable)
+		d := &node.Devices[i]
+		copy(c.FreeCards(d), d.Usable)
+		for k := range d.Parts {
+			c.parts[int(d.Share)+k] = 0
+			if d.Usable[k/64]>>(k%64)&1 == 1 {
+				c.parts[int(d.Share)+k] = d.Parts[k]
+			}
+		}
 	}
 	on := c.on[n]
 	slices.SortFunc(on, func(a, b int32) int { return compareClaims(&c.holds[a].Claim, &c.holds[b].Claim) })
@@ -407,13 +422,23 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 		k := &hold.Claim
 		hold.Use = Use{Node: n, Res: k.Use}
 		hold.CardsOf = make([]int32, 0, len(k.Cards))
-		for _, id := range k.Cards {
+		whole := hold.CardsOf
+		if len(k.Shares) > 0 {
+			whole = nil
+		}
+		for at, id := range k.Cards {
 			place := c.CardPlace(n, id)
 			if place < 0 {
 				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it", k.Alloc, src.Name)})
 				continue
 			}
 			hold.CardsOf = append(hold.CardsOf, place)
+			if at < len(k.Shares) && k.Shares[at] > 0 {
+				hold.Use.Parts = append(hold.Use.Parts, Part{place, int32(k.Shares[at])})
+				c.takePart(node, Part{place, int32(k.Shares[at])})
+				continue
+			}
+			whole = append(whole, place)
 			c.clear(node, place)
 			by := c.owner[place]
 			if by < 0 {
@@ -426,7 +451,7 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocations %s and %s of node %s", min(other.Alloc, k.Alloc), max(other.Alloc, k.Alloc), src.Name)})
 			}
 		}
-		hold.Use.Cards = hold.CardsOf
+		hold.Use.Cards = whole
 		for _, p := range k.Ports {
 			ports = append(ports, p)
 			if p >= lowest && p <= highest {
@@ -468,25 +493,25 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	c.Blocks[node.Block].Seq = c.seq
 }
 
-// share takes cards that several claims hold out of what each would free, and
-// the other resources of those claims.
+// share takes cards that several claims hold whole out of what each would
+// free, and the other resources of those claims.
 func (c *Cluster) share(on []int32) {
 	count := map[int32]int{}
 	for _, h := range on {
-		for _, place := range c.holds[h].CardsOf {
+		for _, place := range c.holds[h].Use.Cards {
 			count[place]++
 		}
 	}
 	for _, h := range on {
 		hold := &c.holds[h]
-		alone := make([]int32, 0, len(hold.CardsOf))
-		for _, place := range hold.CardsOf {
+		alone := make([]int32, 0, len(hold.Use.Cards))
+		for _, place := range hold.Use.Cards {
 			if count[place] == 1 {
 				alone = append(alone, place)
 			}
 		}
-		if len(alone) < len(hold.CardsOf) {
-			hold.Use = Use{Node: hold.Use.Node, Cards: alone}
+		if len(alone) < len(hold.Use.Cards) {
+			hold.Use = Use{Node: hold.Use.Node, Cards: alone, Parts: hold.Use.Parts}
 		}
 	}
 }
@@ -510,14 +535,31 @@ func compareClaims(a, b *core.Claim) int {
 	return cmp.Or(cmp.Compare(a.Gang, b.Gang), cmp.Compare(a.Attempt, b.Attempt), cmp.Compare(a.Member, b.Member), cmp.Compare(a.Alloc, b.Alloc))
 }
 
-// clear takes a card by its place out of the free ones.
-func (c *Cluster) clear(node *Node, place int32) {
-	for i := range node.Devices {
-		d := &node.Devices[i]
-		if at := place - d.First; at >= 0 && at < int32(len(d.Src.Cards)) {
-			c.words[d.Word+at/64] &^= 1 << (at % 64)
-			return
+// Device finds the device group of a card's place, and the card's place in it.
+func (n *Node) Device(place int32) (*Device, int32) {
+	for i := range n.Devices {
+		if d := &n.Devices[i]; place >= d.First && place < d.First+int32(len(d.Src.Cards)) {
+			return d, place - d.First
 		}
+	}
+	return nil, 0
+}
+
+// clear takes a whole card out of the free ones.
+func (c *Cluster) clear(node *Node, place int32) {
+	d, at := node.Device(place)
+	c.words[d.Word+at/64] &^= 1 << (at % 64)
+	if d.Parts != nil {
+		c.parts[d.Share+at] = 0
+	}
+}
+
+// takePart takes shares of a card.
+func (c *Cluster) takePart(node *Node, p Part) {
+	d, at := node.Device(p.Card)
+	c.words[d.Word+at/64] &^= 1 << (at % 64)
+	if d.Parts != nil {
+		c.parts[d.Share+at] = max(0, c.parts[d.Share+at]-p.Shares)
 	}
 }
 

@@ -1,27 +1,69 @@
-// Package decide runs one cycle of the planner: a snapshot in, a plan out.
+// Package decide runs one cycle of the planner: a snapshot in, a plan out,
+// with a verdict for every gang.
+//
+// # The cycle, least disruptive first
+//
+//  1. Account. What is free is what no live allocation holds; queues and users
+//     are charged for what their gangs hold, stopping allocations included.
+//     Cards of jobs that are no gangs are the cluster's, in use.
+//  2. House-keeping, for which nobody needs to be waiting: a gang placed and
+//     not released within the reserve timeout gives its cards back; one at its
+//     time limit, on a draining node, or damaged below its minimum is stopped
+//     as a whole.
+//  3. Order. Which queue comes next: package fairshare. Inside a queue: damaged
+//     gangs, then effective priority, then those that hold a promise, then the
+//     queue's own order; see order.go.
+//  4. In that order, each waiting gang is
+//     a. checked as it was submitted (refused with every fault listed);
+//     b. placed, within its queue's limits, beside what is promised to others;
+//     c. or, blocked by capacity, given room by shrinking and evicting others
+//     as far as it is entitled to (package preempt), its place being kept
+//     for it until they are gone;
+//     d. or given a reservation, up to Config.Reservations of them (package
+//     backfill): a promised start, or cards that are gathered for it.
+//     A gang behind it is backfill: it may not touch what is promised, unless
+//     it ends before, or is preemptible and reports checkpoints.
+//  5. Elastic gangs grow into cards that nobody waits for.
+//  6. Verdicts: every gang's blockers, ranked, with holders and remedies.
+//
+// Evictions of c are decided when the gang is looked at, so that nothing is
+// started in the same cycle on cards that it would have to be evicted from.
+//
+// Units: cards in pieces, work in card-seconds, priorities 1..100 plus what
+// aging adds.
 package decide
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/backfill"
 	"github.com/nomad-muster/muster/planner/core/cluster"
+	"github.com/nomad-muster/muster/planner/core/estimate"
+	"github.com/nomad-muster/muster/planner/core/fairshare"
 	"github.com/nomad-muster/muster/planner/core/placement"
-	"github.com/nomad-muster/muster/planner/core/topology"
 )
 
-// decider keeps what it derived from nodes and claims that did not change.
+// decider keeps what it derived from nodes and claims that did not change, and
+// memory to work in.
 type decider struct {
 	live, ideal   *cluster.Cluster
 	place, places *placement.Placer
+	large         map[*placement.Request]*tooLarge // what the ideal cluster said
+	idealSeen     uint64
+	gangs         []gang
+	index         []int32
+	byRef         []int32
+	arena         []int32
 }
 
-// New returns a Decider for one cluster. It is not safe for concurrent use;
-// snapshots must not be changed after they were handed over.
+// New returns a Decider for one cluster. It is not safe for concurrent use. A
+// snapshot that was handed over must not be changed afterwards: parts of it
+// are kept as long as nodes keep their Version.
 func New() core.Decider {
-	d := &decider{live: &cluster.Cluster{}, ideal: &cluster.Cluster{Ideal: true}}
+	d := &decider{live: &cluster.Cluster{}, ideal: &cluster.Cluster{Ideal: true}, large: map[*placement.Request]*tooLarge{}}
 	d.place, d.places = placement.New(d.live), placement.New(d.ideal)
 	return d
 }
@@ -29,134 +71,270 @@ func New() core.Decider {
 // cycle is the work on one snapshot.
 type cycle struct {
 	*decider
-	s        *core.Snapshot
-	plan     *core.Plan
-	verdicts map[core.GangID]*core.Verdict
+	s     *core.Snapshot
+	cfg   *core.Config
+	now   time.Time
+	plan  *core.Plan
+	tree  *fairshare.Tree
+	book  *estimate.Book
+	times *backfill.Table
+	users map[string]*userUse
+	// promised are the reservations of the last cycle.
+	promised map[core.GangID]*core.Reservation
+	evicted  map[core.QueueName]*evictions // this cycle's, added to today's
+	waiting  [][]int32                     // of each queue, in order; places in gangs
+	failed   map[failure]bool
+	hopeless map[hopeless]bool
+	leaving  []leaver
+	help     map[*placement.Option]*helpTimes
+	// tableFull: the timetable knows of all gangs that hold cards.
+	tableFull bool
+	wanted    []bool // models that gangs blocked by capacity wait for
+	explain   explainer
+	blast     blast
+	ahead     []int64 // card-seconds of the gangs that wait, by model, as looked at
 }
+
+// userUse is what one user holds.
+type userUse struct{ cards, gangs int }
 
 // Decide implements core.Decider.
 func (d *decider) Decide(s *core.Snapshot) *core.Plan {
-	c := &cycle{decider: d, s: s, plan: &core.Plan{}, verdicts: map[core.GangID]*core.Verdict{}}
+	c := &cycle{decider: d, s: s, cfg: s.Config, now: s.Now, plan: &core.Plan{}, users: map[string]*userUse{}, promised: map[core.GangID]*core.Reservation{},
+		evicted: map[core.QueueName]*evictions{}, failed: map[failure]bool{}, hopeless: map[hopeless]bool{}, help: map[*placement.Option]*helpTimes{}}
 	c.plan.Notices = d.live.Update(s)
 	d.ideal.Update(s)
 	mark := d.live.Mark()
 	c.run()
 	d.live.Rollback(mark)
+	d.place.Age()
+	d.places.Age()
 	return c.plan
 }
 
 func (c *cycle) run() {
-	gangs := make([]*core.Gang, 0, len(c.s.Gangs))
-	for i := range c.s.Gangs {
-		gangs = append(gangs, &c.s.Gangs[i])
+	c.book = estimate.New(c.s.History.Estimates)
+	for i := range c.s.History.Reservations {
+		r := &c.s.History.Reservations[i]
+		c.promised[r.Gang] = r
 	}
-	slices.SortFunc(gangs, func(a, b *core.Gang) int { return cmp.Compare(a.ID, b.ID) })
-	c.plan.Verdicts = make([]core.Verdict, len(gangs))
-	var waiting []*core.Gang
-	for i, g := range gangs {
-		v := &c.plan.Verdicts[i]
-		v.Gang, v.Effective = g.ID, g.Priority
-		c.verdicts[g.ID] = v
-		switch g.State {
-		case core.GangHeld:
-			v.Action, v.Reason, v.Sentence = core.ActionHold, core.ReasonHeld, "held by hand"
-		case core.GangPlacing, core.GangRunning:
-			v.Action, v.Reason, v.Sentence = core.ActionRun, core.ReasonRunning, "has its cards"
-		case core.GangStopping:
-			v.Action, v.Reason, v.Sentence = core.ActionStop, core.ReasonStopping, "is ending"
-		default:
-			waiting = append(waiting, g)
+	c.collect()
+	c.place.Configure(c.cfg.Packing, c.mix())
+	c.times = backfill.New(c.live, c.place, c.now)
+	c.keepHouse()
+	c.order()
+	c.admit()
+	c.grow()
+	c.finish()
+}
+
+// admit looks at every waiting gang, queue by queue in turn.
+func (c *cycle) admit() {
+	turns := c.tree.Turns()
+	at := make([]int, len(c.waiting))
+	next := func(q int32) {
+		if at[q] == len(c.waiting[q]) {
+			turns.Set(q, nil, false)
+			return
+		}
+		turns.Set(q, c.firstNeed(&c.gangs[c.waiting[q][at[q]]]), true)
+	}
+	for q := range c.waiting {
+		if len(c.waiting[q]) > 0 {
+			next(int32(q))
 		}
 	}
-	slices.SortFunc(waiting, func(a, b *core.Gang) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Submitted.Compare(b.Submitted), cmp.Compare(a.Sequence, b.Sequence), cmp.Compare(a.ID, b.ID))
-	})
-	position := map[core.QueueName]int{}
-	for _, g := range waiting {
-		v := c.verdicts[g.ID]
-		if c.refused(g, v) {
-			continue
+	for {
+		q := turns.Next()
+		if q < 0 {
+			return
 		}
-		position[g.Queue]++
-		v.Position = position[g.Queue]
-		c.consider(g, v)
+		g := &c.gangs[c.waiting[q][at[q]]]
+		at[q]++
+		g.v.Position = at[q]
+		c.consider(g)
+		next(q)
 	}
 }
 
-// wait says why a gang waits.
-func (v *verdict) wait(b core.Blocker) {
-	v.Blockers = append(v.Blockers, b)
-	v.Action, v.Reason, v.Sentence = core.ActionWait, v.Blockers[0].Reason, v.Blockers[0].Text
+// firstNeed is what a gang asks of its queue at the least, on the model that
+// it wants most.
+func (c *cycle) firstNeed(g *gang) []fairshare.Need {
+	if g.req == nil || len(g.req.Options) == 0 {
+		return nil
+	}
+	return c.need(g, g.req.Options[0], g.least())
 }
 
-type verdict struct{ *core.Verdict }
-
-// consider places a waiting gang whole, or says what is in its way.
-func (c *cycle) consider(g *core.Gang, out *core.Verdict) {
-	v := &verdict{out}
-	if c.s.Paused {
-		v.wait(core.Blocker{Reason: core.ReasonPaused, Text: "admissions are paused: " + c.s.PausedWhy, Remedy: "resume admissions"})
-		return
+// need is what so many members of a gang take of each model. Gangs of several
+// groups are always counted whole.
+func (c *cycle) need(g *gang, o *placement.Option, members int) []fairshare.Need {
+	if members == g.members || len(g.Groups) > 1 {
+		return o.Cards
 	}
-	if g.NotBefore.After(c.s.Now) {
-		v.wait(core.Blocker{Reason: core.ReasonPause, Text: "waits until " + g.NotBefore.UTC().Format("2006-01-02 15:04:05Z") + ": " + g.NotBeforeWhy})
-		return
-	}
-	r := c.place.Request(g)
-	for _, o := range r.Options {
-		res, ok := c.place.Place(r, o)
-		if !ok {
-			continue
-		}
-		start := core.Start{Gang: g.ID, Queue: g.Queue, Model: o.Model, Repair: g.Damaged, Members: c.placements(g, res)}
-		c.plan.Starts = append(c.plan.Starts, start)
-		out.Action, out.Reason, out.Sentence = core.ActionStart, core.ReasonFits, "the whole gang fits on "+count(res.Nodes, "node")
-		return
-	}
-	v.wait(c.missing(r))
-}
-
-// missing tells what is short for the most wanted model.
-func (c *cycle) missing(r *placement.Request) core.Blocker {
-	if len(r.Options) == 0 {
-		return core.Blocker{Reason: core.ReasonConstraint, Text: "no node satisfies its constraints"}
-	}
-	o := r.Options[0]
-	for _, m := range o.Cards {
-		if free := c.live.FreeOf(m.Model); free < m.Cards {
-			model := c.live.Models[m.Model]
-			return core.Blocker{Reason: core.ReasonCards, Model: model, Missing: m.Cards - free,
-				Text: fmt.Sprintf("needs %s of %s, %d are free", count(m.Cards, "card"), model, free)}
-		}
-	}
-	return core.Blocker{Reason: core.ReasonShape, Model: o.Model, Missing: 1, Text: "enough cards are free, but not on nodes that could take the whole gang"}
-}
-
-func (c *cycle) placements(g *core.Gang, res *placement.Result) []core.Placement {
-	out := make([]core.Placement, len(res.Members))
-	for i := range res.Members {
-		m := &res.Members[i]
-		node := &c.live.Nodes[m.Use.Node]
-		p := core.Placement{Group: g.Groups[m.Group].Name, Member: i, Node: node.Src.ID, Model: res.Option.Model, Cards: make([][]core.CardID, len(m.Asks))}
-		for a, places := range m.Asks {
-			for _, place := range places {
-				for d := range node.Devices {
-					dev := &node.Devices[d]
-					if at := place - dev.First; at >= 0 && at < int32(len(dev.Src.Cards)) {
-						p.Cards[a] = append(p.Cards[a], topology.ID(dev, at))
-						break
-					}
-				}
-			}
-		}
-		out[i] = p
+	out := make([]fairshare.Need, len(o.PerMember))
+	for i, m := range o.PerMember {
+		out[i] = fairshare.Need{Model: m.Model, Cards: m.Cards * members}
 	}
 	return out
 }
 
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
+func total(need []fairshare.Need) int {
+	n := 0
+	for _, k := range need {
+		n += k.Cards
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return n
+}
+
+// mix is what gangs lately asked for: as the service counted, or else the
+// gangs of the snapshot.
+func (c *cycle) mix() []core.Shape {
+	if len(c.s.History.Recent) > 0 {
+		return c.s.History.Recent
+	}
+	count := map[*placement.Request]int{}
+	var order []*placement.Request
+	for i := range c.gangs {
+		if r := c.gangs[i].req; r != nil {
+			if count[r] == 0 {
+				order = append(order, r)
+			}
+			count[r]++
+		}
+	}
+	var out []core.Shape
+	for _, r := range order {
+		for i := range r.Gang.Groups {
+			g := &r.Gang.Groups[i]
+			s := core.Shape{Members: g.Count, Use: g.Use, Models: r.Gang.Models, Weight: count[r]}
+			for j := range g.Devices {
+				if c.live.IsCard(g.Devices[j].Type) {
+					s.Cards += g.Devices[j].Count
+					s.Shares += g.Devices[j].Shares
+				}
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// collect numbers the gangs by id, charges queues and users for what they
+// hold, and starts every verdict.
+func (c *cycle) collect() {
+	s := c.s
+	c.index = slices.Grow(c.index[:0], len(s.Gangs))
+	ordered := true
+	for i := range s.Gangs {
+		c.index = append(c.index, int32(i))
+		ordered = ordered && (i == 0 || s.Gangs[i-1].ID < s.Gangs[i].ID)
+	}
+	if !ordered {
+		slices.SortFunc(c.index, func(a, b int32) int {
+			return cmp.Or(cmp.Compare(s.Gangs[a].ID, s.Gangs[b].ID), cmp.Compare(s.Gangs[a].Sequence, s.Gangs[b].Sequence))
+		})
+		twice := func(a, b int32) bool { return s.Gangs[a].ID == s.Gangs[b].ID }
+		for i := 1; i < len(c.index); i++ {
+			if twice(c.index[i-1], c.index[i]) {
+				c.plan.Notices = append(c.plan.Notices, core.Notice{Object: "gang " + string(s.Gangs[c.index[i]].ID), Text: "is listed twice; the first by sequence is used"})
+			}
+		}
+		c.index = slices.CompactFunc(c.index, twice)
+	}
+	clear(c.gangs)
+	c.gangs = slices.Grow(c.gangs[:0], len(c.index))[:len(c.index)]
+	c.plan.Verdicts = make([]core.Verdict, len(c.index))
+	c.byRef = slices.Grow(c.byRef[:0], c.live.Gangs())[:c.live.Gangs()]
+	for i := range c.byRef {
+		c.byRef[i] = -1
+	}
+	capacity := c.live.Capacity()
+	tree, notices := fairshare.New(c.cfg.Queues, c.live.Models, capacity)
+	c.tree, c.waiting, c.wanted = tree, make([][]int32, len(tree.Queues)), make([]bool, len(c.live.Models))
+	c.plan.Notices = append(c.plan.Notices, notices...)
+	for i, at := range c.index {
+		g := &c.gangs[i]
+		g.Gang, g.number, g.v = &s.Gangs[at], int32(i), &c.plan.Verdicts[i]
+		g.v.Gang = g.ID
+		g.queue = tree.Find(g.Queue)
+		for k := range g.Groups {
+			g.members += g.Groups[k].Count
+		}
+		if ref := c.live.Gang(g.ID); ref >= 0 {
+			c.byRef[ref] = int32(i)
+		}
+	}
+	c.charge()
+}
+
+// charge gives each gang its claims and charges its queue and user.
+func (c *cycle) charge() {
+	holds := c.live.Holds()
+	gangOf := func(h *cluster.Hold) int32 {
+		if h.Gang < 0 {
+			return -1
+		}
+		return c.byRef[h.Gang]
+	}
+	for h := range holds {
+		if g := gangOf(&holds[h]); g >= 0 {
+			c.gangs[g].count++
+		}
+	}
+	c.arena = slices.Grow(c.arena[:0], len(holds))[:len(holds)]
+	from := 0
+	for i := range c.gangs {
+		g := &c.gangs[i]
+		g.holds = c.arena[from : from : from+g.count]
+		from += g.count
+	}
+	cards := make([]int, len(c.live.Models))
+	for h := range holds {
+		at := gangOf(&holds[h])
+		if at >= 0 {
+			c.gangs[at].holds = append(c.gangs[at].holds, int32(h))
+			continue
+		}
+		clear(cards)
+		c.live.CountCards(&holds[h], cards)
+		for m, n := range cards {
+			if n > 0 {
+				c.tree.Add(0, int32(m), n)
+			}
+		}
+		if holds[h].Gang >= 0 && holds[h].Claim.Gang != "" {
+			c.plan.Notices = append(c.plan.Notices, core.Notice{Object: "allocation " + holds[h].Claim.Alloc,
+				Text: "belongs to gang " + string(holds[h].Claim.Gang) + ", which is not known; its cards count as in use"})
+		}
+	}
+	for i := range c.gangs {
+		g := &c.gangs[i]
+		if len(g.holds) == 0 {
+			continue
+		}
+		clear(cards)
+		for _, h := range g.holds {
+			c.live.CountCards(&holds[h], cards)
+		}
+		for m, n := range cards {
+			if n > 0 {
+				g.model = int32(m)
+				g.cards += n
+				c.tree.Add(max(g.queue, 0), int32(m), n)
+			}
+		}
+		u := c.user(g.User)
+		u.cards += g.cards
+		u.gangs++
+	}
+}
+
+func (c *cycle) user(name string) *userUse {
+	u := c.users[name]
+	if u == nil {
+		u = &userUse{}
+		c.users[name] = u
+	}
+	return u
 }

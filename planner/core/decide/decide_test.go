@@ -39,7 +39,7 @@ func snapshot(nodes []core.Node, gangs ...core.Gang) *core.Snapshot {
 	for i := range gangs {
 		gangs[i].Sequence = int64(i)
 	}
-	return &core.Snapshot{Now: noon, Nodes: nodes, Gangs: gangs, Config: &core.Config{Levels: []core.Level{{Name: "leaf"}}, Queues: []core.Queue{{Name: "q", Weight: 1, Max: core.Unstated(), Lend: core.Unstated()}}}}
+	return &core.Snapshot{Now: noon, Nodes: nodes, Gangs: gangs, Config: config()}
 }
 
 func TestGangStartsWholeWithinOneLeaf(t *testing.T) {
@@ -61,4 +61,11 @@ func TestGangThatNeverFitsIsRefused(t *testing.T) {
 	must.Eq(t, core.ActionRefuse, plan.Verdicts[0].Action)
 	must.Eq(t, core.ActionStart, plan.Verdicts[1].Action)
 	must.Eq(t, core.ActionRefuse, plan.Verdicts[2].Action)
+}
+
+func config() *core.Config {
+	c := core.Defaults()
+	c.Levels = []core.Level{{Name: "leaf"}}
+	c.Queues = []core.Queue{core.DefaultQueue("q")}
+	return &c
 }

@@ -55,6 +55,7 @@ type Queue struct {
 	guaranteedAny, maxAny, lendAny int
 	used                           []int
 	usedAny                        int
+	leaving                        []int // of used: asked to leave
 }
 
 // Tree is all queues; number 0 is the root.
@@ -117,7 +118,7 @@ func New(queues []core.Queue, models []core.Model, capacity []int) (*Tree, []cor
 }
 
 func (t *Tree) account(q *core.Queue, models []core.Model) Queue {
-	a := Queue{Conf: q, guaranteed: make([]int, len(models)), max: make([]int, len(models)), lend: make([]int, len(models)), used: make([]int, len(models)),
+	a := Queue{Conf: q, guaranteed: make([]int, len(models)), max: make([]int, len(models)), lend: make([]int, len(models)), used: make([]int, len(models)), leaving: make([]int, len(models)),
 		guaranteedAny: max(0, q.Guaranteed.Any), maxAny: q.Max.Any, lendAny: q.Lend.Any}
 	for m, name := range models {
 		a.guaranteed[m] = max(0, q.Guaranteed.Models[name])
@@ -183,6 +184,23 @@ func (t *Tree) Add(q, model int32, cards int) {
 	}
 }
 
+// Leave notes that cards that a queue holds have been asked back already; they
+// are charged until they are free, but nobody can reclaim them again.
+func (t *Tree) Leave(q, model int32, cards int) {
+	for ; q != 0; q = t.Queues[q].Parent {
+		t.Queues[q].leaving[model] += cards
+	}
+}
+
+// spare is what an account holds above its guarantee, without what is leaving.
+func (a *Queue) spare() int {
+	sum := 0
+	for m, used := range a.used {
+		sum += max(0, used-a.leaving[m]-a.guaranteed[m])
+	}
+	return max(0, sum-a.guaranteedAny)
+}
+
 // excess is what an account would hold above its guarantee with a need added.
 func (a *Queue) excess(need []Need) int {
 	sum := 0
@@ -246,6 +264,27 @@ func (t *Tree) Blocked(q int32, need []Need) []Limit {
 		out = t.withheld(q, need, out)
 	}
 	return out
+}
+
+// Never is a max, of the queue or of one above it, that the need alone is
+// above; nil where there is none.
+func (t *Tree) Never(q int32, need []Need) *Limit {
+	total := 0
+	for _, n := range need {
+		total += n.Cards
+	}
+	for at := q; at > 0; at = t.Queues[at].Parent {
+		a := &t.Queues[at]
+		for _, n := range need {
+			if bound := a.max[n.Model]; bound != none && n.Cards > bound {
+				return &Limit{core.ReasonMax, at, n.Model, n.Cards - bound, bound}
+			}
+		}
+		if a.maxAny != none && total > a.maxAny {
+			return &Limit{core.ReasonMax, at, -1, total - a.maxAny, a.maxAny}
+		}
+	}
+	return nil
 }
 
 // Allowed is Blocked where only the answer matters.
@@ -363,7 +402,7 @@ func (t *Tree) Common(a, b int32) int32 {
 // up to an ancestor, so that those cards can be asked back from outside.
 func (t *Tree) Borrows(q, ancestor int32) bool {
 	for ; q != ancestor && q != 0; q = t.Queues[q].Parent {
-		if t.Queues[q].excess(nil) == 0 {
+		if t.Queues[q].spare() == 0 {
 			return false
 		}
 	}
@@ -375,7 +414,7 @@ func (t *Tree) Borrows(q, ancestor int32) bool {
 func (t *Tree) Spare(q, ancestor int32) int {
 	least := -1
 	for ; q != ancestor && q != 0; q = t.Queues[q].Parent {
-		if e := t.Queues[q].excess(nil); least < 0 || e < least {
+		if e := t.Queues[q].spare(); least < 0 || e < least {
 			least = e
 		}
 	}

@@ -1,17 +1,25 @@
 // Package placement places a gang whole or not at all.
 //
-// A gang's groups are placed on one card model, the first accepted one on
-// which all of it fits. Places are chosen, in this order:
+// A gang runs on one card model: the first accepted one on which all of it
+// fits. A place is chosen by these, in this order:
 //
 //  1. the required level: all members within one domain of it ("node": on one
-//     node; "nvlink": each member's cards within one NVLink domain);
+//     node; "nvlink": each member's cards within one NVLink domain). A node
+//     whose domain is not known is in nobody's;
 //  2. the fewest domains at each level, from the outside in, nodes last;
 //  3. of several domains that do equally well, the one that is left with the
-//     least room for more such members; of several nodes, the one with the
-//     best score: not suspect, then affinities, then the fewest free cards;
-//  4. the lowest place in the topology's order.
+//     least room for more such members;
+//  4. of several nodes, the lowest score; see score.go: not suspect, NVLink,
+//     Nomad's affinities, the least fragmentation over the mix of gangs seen
+//     lately, the fewest cards left free (the most, where spread out);
+//  5. of equal nodes, the one in the innermost domain with the least room for
+//     such members, then the lowest place in the topology's order.
 //
-// Groups of unlike members are placed one after the other, the one with the
+// A gang that asks to be spread, one with Nomad's spread blocks, and the
+// replicas of a service go the other way: each next member to the node that
+// adds the least to what stands or falls together.
+//
+// Members of unlike groups are placed group after group, the one with the
 // most cards a member first, within the innermost domain that takes them all.
 // Members are numbered group by group, along the topology.
 package placement
@@ -19,10 +27,10 @@ package placement
 import (
 	"cmp"
 	"slices"
-	"strconv"
 
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/cluster"
+	"github.com/nomad-muster/muster/planner/core/fairshare"
 	"github.com/nomad-muster/muster/planner/core/feasible"
 )
 
@@ -33,7 +41,10 @@ type Placer struct {
 	shape    uint64
 	classes  int
 	requests map[string]*Request
+	age      uint64
 	key      []byte
+	mix      mix
+	packing  core.Packing
 }
 
 // New returns a Placer for a cluster.
@@ -44,26 +55,38 @@ type Request struct {
 	Gang    *core.Gang // one of those that ask for it
 	Options []*Option  // by model, most wanted first
 	Members int
-	// level is the required or preferred topology level's number; -1: none,
+	// Level is the required or preferred topology level's number; -1: none;
 	// len(Levels): one node.
-	level    int
-	required bool
+	Level    int
+	Required bool
 	distinct bool // no two members of any group on one node
+	spread   bool
+	used     uint64 // age when it was last asked for
 }
 
 // Option is a request on one model.
 type Option struct {
 	Model core.Model // "": no cards asked
-	// Cards of each model that the whole gang takes, by model number.
-	Cards []ModelCards
-	views []*view // of each group
-	order []int   // groups in the order of placing
+	// Cards of each model that the whole gang takes, by model number. A share
+	// of a card counts as a card: it keeps others from having it whole.
+	Cards []fairshare.Need
+	// PerMember is the same for one member of the first group.
+	PerMember []fairshare.Need
+	main      int32
+	views     []*view // of each group
+	order     []int   // groups in the order of placing
 }
 
-// ModelCards is a number of cards of one model.
-type ModelCards struct {
-	Model int32
-	Cards int
+// Options say how to search.
+type Options struct {
+	// Members of the first group, where it is not the whole gang; 0: all.
+	Members int
+	// Near are nodes that the gang is on already: members are added to it.
+	Near []int32
+	// Bias, by node, is looked at before the score; lower is better. Nil: none.
+	Bias []int32
+	// Deny, by node, takes nodes out. Nil: none.
+	Deny []bool
 }
 
 // Result is a gang's place.
@@ -73,6 +96,7 @@ type Result struct {
 	// Domains is the number of domains used at each level; Nodes of nodes.
 	Domains []int
 	Nodes   int
+	Islands bool // some member's cards lie in more than one NVLink domain
 }
 
 // Member is one member's place.
@@ -82,6 +106,23 @@ type Member struct {
 	Asks  [][]int32 // places among the node's cards, for each device ask
 }
 
+// Configure states the packing and the mix of gangs seen lately. All scores
+// are found again where it differs from before.
+func (p *Placer) Configure(packing core.Packing, recent []core.Shape) {
+	m := newMix(recent)
+	if packing == p.packing && m.equal(&p.mix) {
+		return
+	}
+	p.packing, p.mix = packing, m
+	for _, r := range p.requests {
+		for _, o := range r.Options {
+			for _, v := range o.views {
+				clear(v.seen)
+			}
+		}
+	}
+}
+
 // Request finds or makes the request of a gang.
 func (p *Placer) Request(g *core.Gang) *Request {
 	if p.shape != p.c.Shape || p.classes != p.c.ClassCount() {
@@ -89,87 +130,103 @@ func (p *Placer) Request(g *core.Gang) *Request {
 		clear(p.requests)
 	}
 	p.key = appendDemand(p.key[:0], g)
-	if r, ok := p.requests[string(p.key)]; ok {
-		return r
+	r, ok := p.requests[string(p.key)]
+	if !ok {
+		r = p.compile(g)
+		p.requests[string(p.key)] = r
 	}
-	r := p.compile(g)
-	p.requests[string(p.key)] = r
+	r.used = p.age
 	return r
 }
 
+// Age forgets requests that nobody has asked for in a while. It is called
+// once a cycle.
+func (p *Placer) Age() {
+	p.age++
+	if p.age%64 != 0 {
+		return
+	}
+	for k, r := range p.requests {
+		if p.age-r.used > 256 {
+			delete(p.requests, k)
+		}
+	}
+}
+
 func (p *Placer) compile(g *core.Gang) *Request {
-	r := &Request{Gang: g, level: -1, required: g.Required, distinct: true}
+	r := &Request{Gang: g, Level: -1, Required: g.Required, distinct: true, spread: g.Spread || g.Service && p.packing != core.PackBin}
 	for i := range g.Groups {
 		r.Members += g.Groups[i].Count
-		if !slices.ContainsFunc(g.Groups[i].Constraints, func(k core.Constraint) bool { return k.Operand == "distinct_hosts" && k.Right != "false" }) {
-			r.distinct = false
-		}
+		r.distinct = r.distinct && distinctHosts(&g.Groups[i])
+		r.spread = r.spread || len(g.Groups[i].Spreads) > 0
 	}
 	r.distinct = r.distinct && len(g.Groups) > 1
 	switch {
 	case g.Level == core.LevelNode:
-		r.level = len(p.c.Levels)
-	case g.Level != "" && g.Level != core.LevelLink:
-		r.level = p.c.Level(g.Level)
+		r.Level = len(p.c.Levels)
+	case g.Level == core.LevelLink:
+	case g.Level != "":
+		r.Level = p.c.Level(g.Level)
 	case len(p.c.Levels) > 0:
-		r.level = len(p.c.Levels) - 1
-		r.required = false
+		r.Level, r.Required = len(p.c.Levels)-1, false
 	}
 	// matches are the models that can serve each ask.
 	matches := make([][][]int32, len(g.Groups))
-	var all []int32
+	var models []int32
 	primary := true
 	for i := range g.Groups {
 		matches[i] = make([][]int32, len(g.Groups[i].Devices))
 		for j := range g.Groups[i].Devices {
-			m := p.models(&g.Groups[i].Devices[j])
+			m, card := p.models(&g.Groups[i].Devices[j])
 			matches[i][j] = m
-			if len(m) > 0 && primary {
-				all, primary = m, false
-			}
-		}
-	}
-	models := all
-	if len(g.Models) > 0 {
-		models = nil
-		for _, name := range g.Models {
-			if m := p.c.Model(name); m >= 0 && slices.Contains(all, m) {
-				models = append(models, m)
+			if card && primary {
+				models, primary = m, false
 			}
 		}
 	}
 	if primary {
 		models = []int32{-1}
+	} else if len(g.Models) > 0 {
+		var wanted []int32
+		for _, name := range g.Models {
+			if m := p.c.Model(name); m >= 0 && slices.Contains(models, m) && !slices.Contains(wanted, m) {
+				wanted = append(wanted, m)
+			}
+		}
+		models = wanted
 	}
 	for _, m := range models {
-		r.Options = append(r.Options, p.option(r, g, m, matches))
+		r.Options = append(r.Options, p.option(g, m, matches))
 	}
 	return r
 }
 
-// models lists the card models that can serve an ask, by number; nil where
-// the ask is not for cards.
-func (p *Placer) models(a *core.DeviceAsk) []int32 {
-	var out []int32
+func distinctHosts(g *core.Group) bool {
+	return slices.ContainsFunc(g.Constraints, func(k core.Constraint) bool { return k.Operand == "distinct_hosts" && k.Right != "false" })
+}
+
+// models lists the card models that can serve an ask, by number, and tells
+// whether the ask is for cards at all.
+func (p *Placer) models(a *core.DeviceAsk) (models []int32, card bool) {
 	for k := range p.c.ClassCount() {
 		rep := p.c.Representative(int32(k))
 		for d := range rep.Devices {
 			m := p.c.Model(rep.Devices[d].Name)
-			if m >= 0 && p.c.IsCard(rep.Devices[d].Type) && !slices.Contains(out, m) && feasible.Device(&rep.Devices[d], a) {
-				out = append(out, m)
+			if m >= 0 && p.c.IsCard(rep.Devices[d].Type) && !slices.Contains(models, m) && feasible.Device(&rep.Devices[d], a) {
+				models = append(models, m)
 			}
 		}
 	}
-	slices.Sort(out)
-	return out
+	slices.Sort(models)
+	return models, len(models) > 0 || p.c.IsCard(a.Type)
 }
 
-func (p *Placer) option(r *Request, g *core.Gang, m int32, matches [][][]int32) *Option {
-	o := &Option{}
+func (p *Placer) option(g *core.Gang, m int32, matches [][][]int32) *Option {
+	o := &Option{main: m}
 	if m >= 0 {
 		o.Model = p.c.Models[m]
 	}
-	count := map[int32]int{}
+	all, one := make([]int, len(p.c.Models)), make([]int, len(p.c.Models))
 	for i := range g.Groups {
 		group := &g.Groups[i]
 		of := make([]int32, len(group.Devices))
@@ -180,16 +237,27 @@ func (p *Placer) option(r *Request, g *core.Gang, m int32, matches [][][]int32) 
 			} else if len(can) > 0 {
 				of[j] = can[0]
 			}
-			if of[j] >= 0 {
-				count[of[j]] += group.Count * group.Devices[j].Count
+			if of[j] < 0 {
+				continue
+			}
+			cards := group.Devices[j].Count
+			if group.Devices[j].Shares > 0 {
+				cards = 1
+			}
+			all[of[j]] += group.Count * cards
+			if i == 0 {
+				one[of[j]] += cards
 			}
 		}
-		o.views = append(o.views, newView(p.c, group, of, g))
+		o.views = append(o.views, newView(p, group, of, g))
 		o.order = append(o.order, i)
 	}
-	for k := range int32(len(p.c.Models)) {
-		if count[k] > 0 {
-			o.Cards = append(o.Cards, ModelCards{k, count[k]})
+	for k := range all {
+		if all[k] > 0 {
+			o.Cards = append(o.Cards, fairshare.Need{Model: int32(k), Cards: all[k]})
+		}
+		if one[k] > 0 {
+			o.PerMember = append(o.PerMember, fairshare.Need{Model: int32(k), Cards: one[k]})
 		}
 	}
 	slices.SortStableFunc(o.order, func(a, b int) int { return cmp.Compare(o.views[b].cards, o.views[a].cards) })
@@ -199,478 +267,262 @@ func (p *Placer) option(r *Request, g *core.Gang, m int32, matches [][][]int32) 
 // Place finds a place for the whole gang on one option and takes it in the
 // cluster; the caller rolls back if it was a what-if. Where there is none the
 // cluster is left as it was.
-func (p *Placer) Place(r *Request, o *Option) (*Result, bool) {
+func (p *Placer) Place(r *Request, o *Option, opt Options) (*Result, bool) {
+	s := search{p: p, r: r, o: o, opt: opt}
 	mark := p.c.Mark()
-	members := p.search(r, o)
+	members := s.run()
 	if members == nil {
 		p.c.Rollback(mark)
 		return nil, false
 	}
+	slices.SortStableFunc(members, func(a, b Member) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Use.Node, b.Use.Node), cmp.Compare(firstCard(&a.Use), firstCard(&b.Use)))
+	})
 	res := &Result{Option: o, Members: members}
-	number(res.Members)
-	res.Domains = make([]int, len(p.c.Levels))
-	last := int32(-1)
-	for i := range res.Members {
-		n := res.Members[i].Use.Node
-		if n == last {
-			continue
-		}
-		last = n
+	p.measure(res, opt.Near)
+	return res, true
+}
+
+func firstCard(u *cluster.Use) int32 {
+	switch {
+	case len(u.Cards) > 0:
+		return u.Cards[0]
+	case len(u.Parts) > 0:
+		return u.Parts[0].Card
 	}
-	nodes := make([]int32, 0, len(members))
-	for i := range members {
-		nodes = append(nodes, members[i].Use.Node)
+	return -1
+}
+
+// measure counts what a result spans, with the nodes that the gang is on
+// already.
+func (p *Placer) measure(res *Result, near []int32) {
+	nodes := make([]int32, 0, len(res.Members)+len(near))
+	nodes = append(nodes, near...)
+	for i := range res.Members {
+		u := &res.Members[i].Use
+		nodes = append(nodes, u.Node)
+		for d := range p.c.Nodes[u.Node].Devices {
+			dev := &p.c.Nodes[u.Node].Devices[d]
+			if dev.Model >= 0 && len(dev.Islands) > 1 && spans(dev, u.Cards) {
+				res.Islands = true
+			}
+		}
 	}
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes)
 	res.Nodes = len(nodes)
+	res.Domains = make([]int, len(p.c.Levels))
 	for l := range res.Domains {
 		last := int32(-1)
 		for _, n := range nodes {
-			if d := p.c.Blocks[p.c.Nodes[n].Block].Domain[l]; d != last {
+			d := p.c.Blocks[p.c.Nodes[n].Block].Domain[l]
+			if p.c.Levels[l].Domains[d].Unknown {
+				res.Domains[l]++
+			} else if d != last {
 				res.Domains[l]++
 				last = d
 			}
 		}
 	}
-	return res, true
 }
 
-// number orders members by group, then along the topology.
-func number(m []Member) {
-	slices.SortStableFunc(m, func(a, b Member) int {
-		first := func(u *cluster.Use) int32 {
-			if len(u.Cards) == 0 {
-				return -1
-			}
-			return u.Cards[0]
+// spans tells whether cards of a device group lie in several NVLink domains.
+func spans(d *cluster.Device, cards []int32) bool {
+	in := -1
+	for _, place := range cards {
+		at := place - d.First
+		if at < 0 || at >= int32(len(d.Src.Cards)) {
+			continue
 		}
-		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Use.Node, b.Use.Node), cmp.Compare(first(&a.Use), first(&b.Use)))
-	})
+		for i, set := range d.Islands {
+			if set[at/64]>>(at%64)&1 == 1 {
+				if in >= 0 && in != i {
+					return true
+				}
+				in = i
+			}
+		}
+	}
+	return false
 }
 
-// scope is a run of blocks.
-type scope struct{ first, last int32 }
-
-func (p *Placer) search(r *Request, o *Option) []Member {
-	for _, v := range o.views {
-		v.refresh()
-	}
-	everything := scope{0, int32(len(p.c.Blocks))}
-	if r.required && r.level < 0 && r.Gang.Level != core.LevelLink {
-		return nil // a required level that is not configured: refused before
-	}
-	single := len(o.views) == 1 && !o.views[0].property()
+// Most is the most members of an elastic gang, up to its count, that its
+// level has room for now.
+func (p *Placer) Most(r *Request, o *Option, opt Options) int {
+	s := search{p: p, r: r, o: o, opt: opt}
+	s.prepare()
+	v := o.views[0]
+	most := 0
 	switch {
-	case r.required && r.level == len(p.c.Levels):
-		return p.oneNode(r, o)
-	case r.required && r.level >= 0:
-		return p.inScopes(r, o, r.level)
-	case single:
-		return p.fill(r, o, everything)
-	}
-	// Groups of unlike members: within the innermost domain that takes all.
-	for l := len(p.c.Levels) - 1; l >= 0; l-- {
-		if m := p.inScopes(r, o, l); m != nil {
-			return m
+	case r.Required && r.Level == len(p.c.Levels):
+		for n := range p.c.Nodes {
+			most = max(most, s.fit(v, int32(n)))
 		}
-	}
-	return p.fill(r, o, everything)
-}
-
-// inScopes tries the domains of one level, the one that is filled best first.
-func (p *Placer) inScopes(r *Request, o *Option, level int) []Member {
-	type candidate struct {
-		scope
-		inner, left int
-	}
-	var all []candidate
-	for i := range p.c.Levels[level].Domains {
-		d := &p.c.Levels[level].Domains[i]
-		s := scope{d.First, d.Last}
-		if d.Unknown && r.Members > 1 {
-			continue
-		}
-		left, ok := 0, true
-		for _, v := range o.views {
-			room := v.room(s)
-			ok = ok && room >= v.group.Count
-			left += room - v.group.Count
-		}
-		if ok {
-			inner := 0
-			if len(o.views) == 1 {
-				inner = p.domains(o.views[0], level+1, s, o.views[0].group.Count)
+	case r.Required && r.Level >= 0:
+		for i := range p.c.Levels[r.Level].Domains {
+			d := &p.c.Levels[r.Level].Domains[i]
+			if !d.Unknown {
+				most = max(most, s.room(v, scope{d.First, d.Last}))
 			}
-			all = append(all, candidate{s, inner, left})
+		}
+	default:
+		most = s.room(v, scope{0, int32(len(p.c.Blocks))})
+	}
+	return min(most, v.group.Count)
+}
+
+// Room is how many members of the gang's first group the cluster takes now,
+// wherever they lie.
+func (p *Placer) Room(r *Request, o *Option) int {
+	s := search{p: p, r: r, o: o}
+	s.prepare()
+	return s.room(o.views[0], scope{0, int32(len(p.c.Blocks))})
+}
+
+// Nodes counts the nodes that could take a member if they were empty.
+func (p *Placer) Nodes(o *Option, group int) int {
+	v := o.views[group]
+	v.refresh()
+	n := 0
+	for b := range v.static {
+		n += cluster.Count(v.static[b : b+1])
+	}
+	return n
+}
+
+// Fits tells whether a node takes one more member of a group now.
+func (p *Placer) Fits(o *Option, group int, n int32) bool {
+	v := o.views[group]
+	return v.resources(n) && v.feasible(n) == core.ReasonFits && v.fits(n) > 0
+}
+
+// Possible tells whether a node could take a member if it were empty.
+func (p *Placer) Possible(o *Option, group int, n int32) bool {
+	return o.views[group].feasible(n) == core.ReasonFits
+}
+
+// Single tells whether no two members of the gang may share a node.
+func (p *Placer) Single(o *Option, group int) bool { return o.views[group].single }
+
+// Order is the order in which the groups are placed.
+func (p *Placer) Order(o *Option) []int { return o.order }
+
+// Bound tells whether members are bound by more than their own node and the
+// topology, so that they cannot be placed one by one.
+func (p *Placer) Bound(o *Option) bool {
+	return slices.ContainsFunc(o.views, func(v *view) bool { return v.distinctProperty })
+}
+
+// MostOn is the most members of a group that any one node takes now.
+func (p *Placer) MostOn(o *Option, group int) int {
+	v := o.views[group]
+	v.refresh()
+	n := 0
+	for b := range v.most {
+		if v.total[b] > 0 {
+			n = max(n, int(v.most[b]))
 		}
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Or(cmp.Compare(a.inner, b.inner), cmp.Compare(a.left, b.left)) })
-	for _, k := range all {
-		if m := p.fill(r, o, k.scope); m != nil {
-			return m
-		}
-	}
-	return nil
+	return n
 }
 
-// room is how many members the blocks of a scope take.
-func (v *view) room(s scope) int {
-	sum := 0
-	for b := s.first; b < s.last; b++ {
-		sum += int(v.total[b])
-	}
-	return sum
-}
-
-// domains is the least number of domains, over all levels from the given one
-// inwards, that n members within a scope need.
-func (p *Placer) domains(v *view, level int, s scope, n int) int {
-	if level >= len(p.c.Levels) {
-		return 0
-	}
-	parts := p.parts(v, level, s)
-	sum := 0
-	for _, part := range split(parts, n) {
-		sum += 1 + p.domains(v, level+1, part.scope, part.n)
-	}
-	return sum
-}
-
-// part is a domain with the members that it takes, or is to take.
-type part struct {
-	scope
-	room, n int
-	unknown bool
-}
-
-// parts are the domains of a level within a scope that take any member.
-func (p *Placer) parts(v *view, level int, s scope) []part {
-	if s.first >= s.last {
-		return nil
-	}
-	var out []part
-	ds := p.c.Levels[level].Domains
-	for d := p.c.Blocks[s.first].Domain[level]; int(d) < len(ds) && ds[d].First < s.last; d++ {
-		k := scope{max(ds[d].First, s.first), min(ds[d].Last, s.last)}
-		if room := v.room(k); room > 0 {
-			out = append(out, part{scope: k, room: room, unknown: ds[d].Unknown})
-		}
-	}
-	return out
-}
-
-// split deals n members over the fewest domains: the largest are filled until
-// the rest fits into one, and that one is the smallest that takes it. Domains
-// that are not known come last.
-func split(parts []part, n int) []part {
-	sorted := slices.Clone(parts)
-	slices.SortStableFunc(sorted, func(a, b part) int {
-		if a.unknown != b.unknown {
-			if a.unknown {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Compare(b.room, a.room)
-	})
-	var out []part
-	for i := range sorted {
-		if sorted[i].room >= n {
-			// The smallest of those that take the rest.
-			at := i
-			for j := i; j < len(sorted) && sorted[j].room >= n && sorted[j].unknown == sorted[i].unknown; j++ {
-				if sorted[j].room < sorted[at].room {
-					at = j
+// Why is what rules the most nodes out for a group's members, for people.
+func (p *Placer) Why(o *Option, group int) string {
+	v := o.views[group]
+	count := map[string]int{}
+	best := ""
+	for n := range p.c.Nodes {
+		k := v.class(p.c.Nodes[n].Class)
+		text := k.text
+		if k.ok {
+			for _, u := range v.unique {
+				if !feasible.Constraint(p.c.Nodes[n].Src, u) {
+					text = feasible.Text(u)
+					break
 				}
 			}
-			sorted[at].n = n
-			return append(out, sorted[at])
 		}
-		sorted[i].n = sorted[i].room
-		n -= sorted[i].room
-		out = append(out, sorted[i])
-	}
-	return nil
-}
-
-// fill places all groups within a scope, and takes what they use; nil, with
-// the cluster as it was, where one of them does not fit.
-func (p *Placer) fill(r *Request, o *Option, s scope) []Member {
-	mark := p.c.Mark()
-	var members []Member
-	var used map[int32]bool
-	if r.distinct {
-		used = map[int32]bool{}
-	}
-	for at, i := range o.order {
-		v := o.views[i]
-		if at > 0 {
-			v.refresh()
-		}
-		picks := p.deal(v, 0, s, v.group.Count, used)
-		if picks == nil {
-			p.c.Rollback(mark)
-			return nil
-		}
-		for _, k := range picks {
-			if r.distinct {
-				used[k.node] = true
-			}
-			for range k.members {
-				m, ok := p.take(v, k.node)
-				if !ok {
-					p.c.Rollback(mark)
-					return nil
-				}
-				m.Group = i
-				members = append(members, m)
-			}
-		}
-	}
-	return members
-}
-
-// pick is a node with the members that it is to take.
-type pick struct {
-	node    int32
-	members int
-}
-
-// deal chooses nodes for n members of a view within a scope.
-func (p *Placer) deal(v *view, level int, s scope, n int, used map[int32]bool) []pick {
-	if n == 0 {
-		return []pick{}
-	}
-	if v.property() || used != nil {
-		return p.nodes(v, s, n, used)
-	}
-	if v.room(s) < n {
-		return nil
-	}
-	if one := p.one(v, s, n); one >= 0 {
-		return []pick{{one, n}}
-	}
-	if level >= len(p.c.Levels) {
-		return p.nodes(v, s, n, nil)
-	}
-	parts := p.parts(v, level, s)
-	// One domain takes all: the one that needs the fewest domains within.
-	fits := slices.DeleteFunc(slices.Clone(parts), func(k part) bool { return k.room < n || k.unknown })
-	if len(fits) > 0 {
-		best, inner := 0, -1
-		for i := range fits {
-			in := p.domains(v, level+1, fits[i].scope, n)
-			if inner < 0 || in < inner || in == inner && fits[i].room < fits[best].room {
-				best, inner = i, in
-			}
-		}
-		return p.deal(v, level+1, fits[best].scope, n, nil)
-	}
-	var out []pick
-	for _, part := range split(parts, n) {
-		picks := p.deal(v, level+1, part.scope, part.n, nil)
-		if picks == nil {
-			return nil
-		}
-		out = append(out, picks...)
-	}
-	return out
-}
-
-// one finds the best single node for n members; -1 where none takes them all.
-// Of nodes with the same score, the one in the domain with the least room.
-func (p *Placer) one(v *view, s scope, n int) int32 {
-	best, room := int32(-1), 0
-	for b := s.first; b < s.last; b++ {
-		if int(v.total[b]) < n || v.total[b] == 0 {
+		if text == "" {
 			continue
 		}
-		k := v.best[b]
-		if int(v.fit[k]) < n {
-			k = -1
-			block := &p.c.Blocks[b]
-			for m := block.First; m < block.First+block.Count; m++ {
-				if int(v.fit[m]) >= n && (k < 0 || v.score[m] < v.score[k]) {
-					k = m
-				}
-			}
-			if k < 0 {
-				continue
-			}
+		count[text]++
+		if best == "" || count[text] > count[best] || count[text] == count[best] && text < best {
+			best = text
 		}
-		if best >= 0 && v.score[k] > v.score[best] {
-			continue
-		}
-		around := int(v.total[b])
-		if l := len(p.c.Levels); l > 0 {
-			d := &p.c.Levels[l-1].Domains[p.c.Blocks[b].Domain[l-1]]
-			if d.Last-d.First > 1 {
-				around = v.room(scope{d.First, d.Last})
-			}
-		}
-		if best < 0 || v.score[k] < v.score[best] || around < room {
-			best, room = k, around
-		}
+	}
+	if best == "" {
+		return "all nodes are out of use"
 	}
 	return best
 }
 
-// nodes deals n members over the nodes of a scope: the fewest nodes, best
-// scores first, distinct_property kept.
-func (p *Placer) nodes(v *view, s scope, n int, used map[int32]bool) []pick {
-	var all []int32
-	for b := s.first; b < s.last; b++ {
-		if v.total[b] == 0 {
-			continue
-		}
+// MainModel is the number of the option's model; -1: no cards.
+func (o *Option) MainModel() int32 { return o.main }
+
+// Room is why a group's members do not fit: how many do, and on how many nodes
+// that have the cards for one what else is short.
+type Room struct {
+	Members                           int
+	CPU, Memory, Disk, Ports, Devices int
+}
+
+// RoomBy counts the room for a group's members by resource.
+func (p *Placer) RoomBy(o *Option, group int) Room {
+	v := o.views[group]
+	v.refresh()
+	var r Room
+	u := &v.group.Use
+	for b := range p.c.Blocks {
 		block := &p.c.Blocks[b]
-		for k := block.First; k < block.First+block.Count; k++ {
-			if v.fit[k] > 0 && !used[k] {
-				all = append(all, k)
+		r.Members += int(v.total[b])
+		for i := range block.Count {
+			n := block.First + i
+			if v.static[b]>>i&1 == 0 || v.fit[n] > 0 || !v.hasCards(n) {
+				continue
+			}
+			f := p.c.At(n)
+			switch {
+			case f.CPU < u.CPU || f.Cores < u.Cores:
+				r.CPU++
+			case f.MemoryMB < u.MemoryMB:
+				r.Memory++
+			case f.DiskMB < u.DiskMB:
+				r.Disk++
+			case !v.resources(n):
+				r.Ports++
+			default:
+				r.Devices++
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b int32) int {
-		return cmp.Or(cmp.Compare(min(int(v.fit[b]), n), min(int(v.fit[a]), n)), cmp.Compare(v.score[a], v.score[b]))
-	})
-	limits := v.properties()
-	var out []pick
-	for i, k := range all {
-		take := min(int(v.fit[k]), n)
-		if len(limits) == 0 && int(v.fit[k]) > n {
-			// The rest fits on one node: the best of those.
-			for _, other := range all[i:] {
-				if int(v.fit[other]) >= n && v.score[other] < v.score[k] {
-					k = other
+	return r
+}
+
+// hasCards tells whether a node has the free cards of one member, whatever
+// else it lacks.
+func (v *view) hasCards(n int32) bool {
+	node := &v.p.c.Nodes[n]
+	k := v.class(node.Class)
+	for i := range v.group.Devices {
+		if v.model[i] < 0 {
+			continue
+		}
+		free := 0
+		for _, at := range k.asks[i] {
+			d := &node.Devices[at]
+			if v.group.Devices[i].Shares > 0 && d.Parts != nil {
+				for _, f := range v.p.c.FreeShares(d) {
+					if int(f) >= v.group.Devices[i].Shares {
+						free = 1
+					}
 				}
+				continue
 			}
+			free = max(free, cluster.Count(v.p.c.FreeCards(d)))
 		}
-		for j := range limits {
-			take = min(take, limits[j].left(v.c.Nodes[k].Src))
-		}
-		if take <= 0 {
-			continue
-		}
-		for j := range limits {
-			limits[j].use(v.c.Nodes[k].Src, take)
-		}
-		out = append(out, pick{k, take})
-		if n -= take; n == 0 {
-			return out
+		if free < max(1, v.group.Devices[i].Count) && free == 0 || free < v.group.Devices[i].Count {
+			return false
 		}
 	}
-	return nil
-}
-
-// oneNode places all groups on a single node.
-func (p *Placer) oneNode(r *Request, o *Option) []Member {
-	type candidate struct {
-		node  int32
-		score int64
-	}
-	var all []candidate
-	for n := range int32(len(p.c.Nodes)) {
-		k := candidate{n, 0}
-		ok := true
-		for _, v := range o.views {
-			ok = ok && (v.group.Count == 0 || int(v.fit[n]) >= v.group.Count)
-			k.score += v.score[n]
-		}
-		if ok {
-			all = append(all, k)
-		}
-	}
-	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.score, b.score) })
-	for _, k := range all {
-		mark := p.c.Mark()
-		var members []Member
-		ok := !r.distinct
-		for _, i := range o.order {
-			for range o.views[i].group.Count {
-				m, fits := p.take(o.views[i], k.node)
-				m.Group = i
-				members = append(members, m)
-				ok = ok && fits
-			}
-		}
-		if ok {
-			return members
-		}
-		p.c.Rollback(mark)
-	}
-	return nil
-}
-
-// take puts one member on a node.
-func (p *Placer) take(v *view, n int32) (Member, bool) {
-	node := &p.c.Nodes[n]
-	m := Member{Use: cluster.Use{Node: n, Res: v.group.Use, Ports: v.group.StaticPorts, Dynamic: v.group.Ports}}
-	f, u := p.c.At(n), &v.group.Use
-	if f.CPU < u.CPU || f.Cores < u.Cores || f.MemoryMB < u.MemoryMB || f.DiskMB < u.DiskMB || f.DynamicPorts < v.group.Ports {
-		return m, false
-	}
-	for _, port := range v.group.StaticPorts {
-		if p.c.PortTaken(n, port) {
-			return m, false
-		}
-	}
-	if len(v.group.Devices) > 0 {
-		if len(node.Devices) == 0 {
-			return m, false
-		}
-		if m.Asks = v.assign(node, v.words(node)); m.Asks == nil {
-			return m, false
-		}
-		for _, a := range m.Asks {
-			m.Use.Cards = append(m.Use.Cards, a...)
-		}
-	}
-	p.c.Take(&m.Use)
-	return m, true
-}
-
-// property tells whether the members are bound by distinct_property.
-func (v *view) property() bool {
-	return slices.ContainsFunc(v.group.Constraints, func(k core.Constraint) bool { return k.Operand == "distinct_property" })
-}
-
-// limit is a distinct_property constraint: so many members for each value.
-type limit struct {
-	target string
-	most   int
-	used   map[string]int
-}
-
-func (v *view) properties() []limit {
-	var out []limit
-	for _, k := range v.group.Constraints {
-		if k.Operand != "distinct_property" {
-			continue
-		}
-		most := 1
-		if k.Right != "" {
-			n, err := strconv.Atoi(k.Right)
-			if err != nil || n < 1 {
-				n = 0 // Nomad refuses the job; nothing is placed
-			}
-			most = n
-		}
-		out = append(out, limit{k.Left, most, map[string]int{}})
-	}
-	return out
-}
-
-// left is 0 on a node that has no such property: Nomad places nothing there.
-func (l *limit) left(n *core.Node) int {
-	value, ok := feasible.Value(n, l.target)
-	if !ok {
-		return 0
-	}
-	return l.most - l.used[value]
-}
-
-func (l *limit) use(n *core.Node, members int) {
-	value, _ := feasible.Value(n, l.target)
-	l.used[value] += members
+	return true
 }

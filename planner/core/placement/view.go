@@ -13,29 +13,40 @@ import (
 // can take now, and how well. It follows the cluster block by block and looks
 // only at blocks that have changed since.
 type view struct {
-	c     *cluster.Cluster
+	p     *Placer
 	group *core.Group
 	// model of each device ask; -1: any device, the ask is not for cards.
-	model []int32
-	// whole: the cards of a member lie in one NVLink domain.
-	whole bool
-	// single: at most one member a node.
-	single bool
+	model  []int32
+	whole  bool              // the cards of a member lie in one NVLink domain
+	single bool              // at most one member a node
+	spread bool              // members are to be spread out
 	unique []core.Constraint // over unique attributes: asked node by node
 	named  []bool            // asks that name single cards
 	avoid  map[int32]bool    // nodes
 	avoidK map[core.CardID]bool
-	cards  int // of one member
+	cards  int   // of one member
+	order  []int // asks in the order of assigning: cards first
+
+	distinctProperty bool
 
 	classes []class
 	static  []uint64 // of each block: nodes that could take a member when empty
 	seenS   []uint64 // Block.Static + 1 at the last look
 	seen    []uint64 // Block.Seq + 1 at the last look
 	fit     []uint16 // members that each node takes now
-	score   []int64  // of a member on it, lower is better
+	score   []int64  // of a member on it
 	total   []int32  // of each block
-	best    []int32  // node of the lowest score in each block; -1: none
-	scratch []uint64
+	most    []uint16 // the most that a node of each block takes
+	best    []int32  // node of the lowest score in each block
+	scratch free
+}
+
+// free is a copy of a node's free cards, to be used up while choosing.
+type free struct {
+	words []uint64
+	parts []int32
+	node  *cluster.Node
+	part0 int32 // Share of the first device group with shares
 }
 
 // class is what a view knows of a node class.
@@ -47,18 +58,22 @@ type class struct {
 	plain     bool     // each ask has one device group to itself
 }
 
-func newView(c *cluster.Cluster, g *core.Group, model []int32, gang *core.Gang) *view {
-	v := &view{c: c, group: g, model: model, avoid: map[int32]bool{}, avoidK: map[core.CardID]bool{},
-		whole: gang.Required && gang.Level == core.LevelLink}
+// most is a bound for members of one group on one node.
+const most = 1 << 12
+
+func newView(p *Placer, g *core.Group, model []int32, gang *core.Gang) *view {
+	c := p.c
+	v := &view{p: p, group: g, model: model, avoid: map[int32]bool{}, avoidK: map[core.CardID]bool{},
+		whole: gang.Required && gang.Level == core.LevelLink, spread: gang.Spread || gang.Service}
 	for _, k := range g.Constraints {
-		if k.Operand == "distinct_hosts" && k.Right != "false" {
-			v.single = true
-		}
-		if feasible.Unique(k.Left) || feasible.Unique(k.Right) {
+		switch {
+		case k.Operand == "distinct_property":
+			v.distinctProperty = true
+		case feasible.Unique(k.Left) || feasible.Unique(k.Right):
 			v.unique = append(v.unique, k)
 		}
 	}
-	v.single = v.single || len(g.StaticPorts) > 0
+	v.single = distinctHosts(g) || len(g.StaticPorts) > 0
 	for _, id := range gang.AvoidNodes {
 		if n := c.Number(id); n >= 0 {
 			v.avoid[n] = true
@@ -70,29 +85,34 @@ func newView(c *cluster.Cluster, g *core.Group, model []int32, gang *core.Gang) 
 	for i := range g.Devices {
 		v.named = append(v.named, feasible.NamesCards(&g.Devices[i]))
 		if model[i] >= 0 {
-			v.cards += g.Devices[i].Count
+			v.cards += max(1, g.Devices[i].Count)
+			v.order = append(v.order, i)
+		}
+	}
+	for i := range g.Devices {
+		if model[i] < 0 {
+			v.order = append(v.order, i)
 		}
 	}
 	blocks := len(c.Blocks)
 	v.static, v.seen, v.seenS = make([]uint64, blocks), make([]uint64, blocks), make([]uint64, blocks)
-	v.total, v.best = make([]int32, blocks), make([]int32, blocks)
+	v.total, v.best, v.most = make([]int32, blocks), make([]int32, blocks), make([]uint16, blocks)
 	v.fit, v.score = make([]uint16, len(c.Nodes)), make([]int64, len(c.Nodes))
 	return v
 }
 
 // refresh looks at every block that has changed.
 func (v *view) refresh() {
-	for b := range v.c.Blocks {
-		block := &v.c.Blocks[b]
-		if v.seen[b] == block.Seq+1 && v.seenS[b] == block.Static+1 {
-			continue
+	for b := range v.p.c.Blocks {
+		block := &v.p.c.Blocks[b]
+		if v.seen[b] != block.Seq+1 || v.seenS[b] != block.Static+1 {
+			v.look(int32(b))
 		}
-		v.look(int32(b))
 	}
 }
 
 func (v *view) look(b int32) {
-	block := &v.c.Blocks[b]
+	block := &v.p.c.Blocks[b]
 	if v.seenS[b] != block.Static+1 {
 		set := uint64(0)
 		for i := range block.Count {
@@ -103,7 +123,7 @@ func (v *view) look(b int32) {
 		v.static[b], v.seenS[b] = set, block.Static+1
 	}
 	v.seen[b] = block.Seq + 1
-	total, best := int32(0), int32(-1)
+	total, best, largest := int32(0), int32(-1), uint16(0)
 	for i := range block.Count {
 		n := block.First + i
 		fit := 0
@@ -115,17 +135,18 @@ func (v *view) look(b int32) {
 			continue
 		}
 		total += int32(fit)
+		largest = max(largest, uint16(fit))
 		v.score[n] = v.rate(n)
 		if best < 0 || v.score[n] < v.score[best] {
 			best = n
 		}
 	}
-	v.total[b], v.best[b] = total, best
+	v.total[b], v.best[b], v.most[b] = total, best, largest
 }
 
 // feasible tells whether a node could take a member if it were empty.
 func (v *view) feasible(n int32) core.Reason {
-	node := &v.c.Nodes[n]
+	node := &v.p.c.Nodes[n]
 	if !node.Usable || v.avoid[n] {
 		return core.ReasonExcluded
 	}
@@ -150,7 +171,8 @@ func (v *view) class(number int32) *class {
 		return k
 	}
 	k.known = true
-	rep := v.c.Representative(number)
+	c := v.p.c
+	rep := c.Representative(number)
 	group := *v.group
 	if len(v.unique) > 0 {
 		group.Constraints = slices.DeleteFunc(slices.Clone(group.Constraints), func(c core.Constraint) bool {
@@ -165,7 +187,7 @@ func (v *view) class(number int32) *class {
 	for i := range group.Devices {
 		var serve []int8
 		for d := range rep.Devices {
-			if (v.model[i] < 0 || v.c.Models[v.model[i]] == rep.Devices[d].Name) && feasible.Device(&rep.Devices[d], &group.Devices[i]) {
+			if (v.model[i] < 0 || c.Models[v.model[i]] == rep.Devices[d].Name) && feasible.Device(&rep.Devices[d], &group.Devices[i]) {
 				serve = append(serve, int8(d))
 				used[d]++
 			}
@@ -173,7 +195,7 @@ func (v *view) class(number int32) *class {
 		if len(serve) == 0 {
 			k.reason, k.text = core.ReasonConstraint, "no device matches "+feasible.DeviceText(&group.Devices[i])
 			if v.model[i] >= 0 {
-				k.text = "no card of model " + string(v.c.Models[v.model[i]])
+				k.text = "no card of model " + string(c.Models[v.model[i]])
 			}
 			return k
 		}
@@ -185,150 +207,248 @@ func (v *view) class(number int32) *class {
 	return k
 }
 
-// most is a bound for members of one group on one node.
-const most = 1 << 10
+// resources tells whether a node has what one member uses beside devices.
+func (v *view) resources(n int32) bool { return v.byResources(n) > 0 }
 
-// fits counts the members that a node takes now.
-func (v *view) fits(n int32) int {
-	u, f := &v.group.Use, v.c.At(n)
+func (v *view) byResources(n int32) int {
+	u, f := &v.group.Use, v.p.c.At(n)
 	fit := most
 	if v.single {
 		fit = 1
 	}
-	for _, r := range [...][2]int64{{u.CPU, f.CPU}, {int64(u.Cores), int64(f.Cores)}, {u.MemoryMB, f.MemoryMB}, {u.DiskMB, f.DiskMB}, {int64(v.group.Ports), int64(f.DynamicPorts)}} {
-		if r[0] > 0 {
-			if r[1] < r[0] {
-				return 0
-			}
-			fit = min(fit, int(r[1]/r[0]))
-		}
+	if f.CPU < u.CPU || f.MemoryMB < u.MemoryMB || f.DiskMB < u.DiskMB || f.Cores < u.Cores || f.DynamicPorts < v.group.Ports {
+		return 0
+	}
+	if u.CPU > 0 {
+		fit = min(fit, int(f.CPU/u.CPU))
+	}
+	if u.MemoryMB > 0 {
+		fit = min(fit, int(f.MemoryMB/u.MemoryMB))
+	}
+	if u.DiskMB > 0 {
+		fit = min(fit, int(f.DiskMB/u.DiskMB))
+	}
+	if u.Cores > 0 {
+		fit = min(fit, f.Cores/u.Cores)
+	}
+	if v.group.Ports > 0 {
+		fit = min(fit, f.DynamicPorts/v.group.Ports)
 	}
 	for _, p := range v.group.StaticPorts {
-		if v.c.PortTaken(n, p) {
+		if v.p.c.PortTaken(n, p) {
 			return 0
-		}
-	}
-	if len(v.group.Devices) == 0 {
-		return fit
-	}
-	node := &v.c.Nodes[n]
-	k := v.class(node.Class)
-	if k.plain {
-		for i := range v.group.Devices {
-			d := &node.Devices[k.asks[i][0]]
-			count := v.group.Devices[i].Count
-			if count == 0 {
-				continue
-			}
-			free := v.c.FreeCards(d)
-			if v.whole && v.model[i] >= 0 && count > 1 {
-				sum := 0
-				for _, island := range d.Islands {
-					sum += cluster.CountBoth(free, island) / count
-				}
-				fit = min(fit, sum)
-			} else {
-				fit = min(fit, cluster.Count(free)/count)
-			}
-		}
-		return fit
-	}
-	words := v.words(node)
-	for m := range fit {
-		if v.assign(node, words) == nil {
-			return m
 		}
 	}
 	return fit
 }
 
-// words copies a node's free cards, less those that the gang avoids.
-func (v *view) words(node *cluster.Node) []uint64 {
-	v.scratch = v.scratch[:0]
+// fits counts the members that a node takes now.
+func (v *view) fits(n int32) int {
+	fit := v.byResources(n)
+	if fit == 0 || len(v.group.Devices) == 0 {
+		return fit
+	}
+	c := v.p.c
+	node := &c.Nodes[n]
+	k := v.class(node.Class)
+	if !k.plain {
+		free := v.copyFree(node)
+		for m := range fit {
+			if v.assign(node, free) == nil {
+				return m
+			}
+		}
+		return fit
+	}
+	for i := range v.group.Devices {
+		ask := &v.group.Devices[i]
+		d := &node.Devices[k.asks[i][0]]
+		sum := 0
+		switch {
+		case ask.Shares > 0:
+			if d.Parts == nil {
+				return 0
+			}
+			for _, f := range c.FreeShares(d) {
+				sum += int(f) / ask.Shares
+			}
+		case ask.Count == 0:
+			continue
+		case v.whole && v.model[i] >= 0 && ask.Count > 1:
+			for _, island := range d.Islands {
+				sum += cluster.CountBoth(c.FreeCards(d), island) / ask.Count
+			}
+		default:
+			sum = cluster.Count(c.FreeCards(d)) / ask.Count
+		}
+		if fit = min(fit, sum); fit == 0 {
+			return 0
+		}
+	}
+	return fit
+}
+
+// copyFree copies a node's free cards, less those that the gang avoids.
+func (v *view) copyFree(node *cluster.Node) *free {
+	f := &v.scratch
+	f.words, f.parts, f.node, f.part0 = f.words[:0], f.parts[:0], node, -1
 	for i := range node.Devices {
 		d := &node.Devices[i]
-		v.scratch = append(v.scratch, v.c.FreeCards(d)...)
+		f.words = append(f.words, v.p.c.FreeCards(d)...)
+		if d.Parts != nil {
+			if f.part0 < 0 {
+				f.part0 = d.Share
+			}
+			f.parts = append(f.parts, v.p.c.FreeShares(d)...)
+		}
 		if len(v.avoidK) > 0 {
-			words := v.scratch[len(v.scratch)-int(d.Words):]
 			for k := range d.Src.Cards {
 				if v.avoidK[d.Src.Cards[k].ID] {
-					words[k/64] &^= 1 << (k % 64)
+					f.of(d)[k/64] &^= 1 << (k % 64)
+					if d.Parts != nil {
+						f.sharesOf(d)[k] = 0
+					}
 				}
 			}
 		}
 	}
-	return v.scratch
+	return f
 }
 
-// assign chooses the cards of one more member out of words and takes them out
+// of is the part of the copy that belongs to a device group.
+func (f *free) of(d *cluster.Device) []uint64 {
+	from := d.Word - f.node.Devices[0].Word
+	return f.words[from : from+d.Words]
+}
+
+func (f *free) sharesOf(d *cluster.Device) []int32 {
+	from := d.Share - f.part0
+	return f.parts[from : int(from)+len(d.Parts)]
+}
+
+// assign chooses the cards of one more member out of a copy and takes them out
 // of it. It returns, for each ask, the places among the node's cards; nil
-// where a member does not fit. Asks are served in their order; an ask that
+// where a member does not fit. Asks for cards come before others; an ask that
 // several device groups can serve takes the first by affinity, then by the
 // fewest free cards, that leaves enough for the asks behind it.
-func (v *view) assign(node *cluster.Node, words []uint64) [][]int32 {
+func (v *view) assign(node *cluster.Node, free *free) [][]int32 {
 	out := make([][]int32, len(v.group.Devices))
-	if v.assignFrom(0, node, v.class(node.Class), words, out) {
+	if v.assignFrom(0, node, v.class(node.Class), free, out) {
+		for i := range out {
+			if len(out[i]) == 0 {
+				continue
+			}
+			// places within the device group become places within the node
+			first := out[i][0]
+			for j := 1; j < len(out[i]); j++ {
+				out[i][j] += first
+			}
+			out[i] = out[i][1:]
+		}
 		return out
 	}
 	return nil
 }
 
-func (v *view) assignFrom(i int, node *cluster.Node, k *class, words []uint64, out [][]int32) bool {
-	if i == len(v.group.Devices) {
+func (v *view) assignFrom(step int, node *cluster.Node, k *class, free *free, out [][]int32) bool {
+	if step == len(v.order) {
 		return true
 	}
+	i := v.order[step]
 	ask := &v.group.Devices[i]
-	if ask.Count == 0 {
-		return v.assignFrom(i+1, node, k, words, out)
+	if ask.Count == 0 && ask.Shares == 0 {
+		return v.assignFrom(step+1, node, k, free, out)
 	}
-	order := k.asks[i]
-	if len(order) > 1 {
-		order = slices.Clone(order)
-		slices.SortStableFunc(order, func(a, b int8) int {
-			da, db := &node.Devices[a], &node.Devices[b]
-			if x, y := affinity(da.Src, ask), affinity(db.Src, ask); x != y {
-				return y - x
+	groups := k.asks[i]
+	if len(groups) > 1 {
+		groups = slices.Clone(groups)
+		slices.SortStableFunc(groups, func(a, b int8) int {
+			x, y := &node.Devices[a], &node.Devices[b]
+			if p, q := affinity(x.Src, ask), affinity(y.Src, ask); p != q {
+				return q - p
 			}
-			return cluster.Count(v.of(node, da, words)) - cluster.Count(v.of(node, db, words))
+			return cluster.Count(free.of(x)) - cluster.Count(free.of(y))
 		})
 	}
-	for _, at := range order {
+	for _, at := range groups {
 		d := &node.Devices[at]
-		free := v.of(node, d, words)
+		if ask.Shares > 0 {
+			if d.Parts == nil {
+				continue
+			}
+			shares := free.sharesOf(d)
+			card := v.shareCard(0, d, shares, ask.Shares)
+			if card < 0 {
+				continue
+			}
+			was, bit := free.of(d)[card/64], uint64(1)<<(card%64)
+			shares[card] -= int32(ask.Shares)
+			free.of(d)[card/64] &^= bit
+			out[i] = []int32{d.First, int32(card)}
+			if v.assignFrom(step+1, node, k, free, out) {
+				return true
+			}
+			shares[card] += int32(ask.Shares)
+			free.of(d)[card/64] = was
+			continue
+		}
+		have := free.of(d)
 		if v.named[i] {
-			free = slices.Clone(free)
+			have = slices.Clone(have)
 			for c := range d.Src.Cards {
-				if free[c/64]>>(c%64)&1 == 1 && !feasible.Card(d.Src, d.Src.Cards[c].ID, ask) {
-					free[c/64] &^= 1 << (c % 64)
+				if have[c/64]>>(c%64)&1 == 1 && !feasible.Card(d.Src, d.Src.Cards[c].ID, ask) {
+					have[c/64] &^= 1 << (c % 64)
 				}
 			}
 		}
-		chosen := topology.Choose(d, free, ask.Count, v.whole && v.model[i] >= 0)
+		var chosen []int32
+		if v.model[i] < 0 {
+			chosen = topology.Nearest(d, have, ask.Count, v.chosenCards(node, out))
+		} else {
+			chosen = topology.Choose(d, have, ask.Count, v.whole, nil)
+		}
 		if chosen == nil {
 			continue
 		}
-		all := v.of(node, d, words)
+		all := free.of(d)
 		for _, c := range chosen {
 			all[c/64] &^= 1 << (c % 64)
-		}
-		if v.assignFrom(i+1, node, k, words, out) {
-			for j := range chosen {
-				chosen[j] += d.First
+			if d.Parts != nil {
+				free.sharesOf(d)[c] = 0
 			}
-			out[i] = chosen
+		}
+		out[i] = append([]int32{d.First}, chosen...)
+		if v.assignFrom(step+1, node, k, free, out) {
 			return true
 		}
+		out[i] = nil
 		for _, c := range chosen {
 			all[c/64] |= 1 << (c % 64)
+			if d.Parts != nil {
+				free.sharesOf(d)[c] = d.Parts[c]
+			}
 		}
 	}
 	return false
 }
 
-// of is the part of a copy of a node's words that belongs to a device group.
-func (v *view) of(node *cluster.Node, d *cluster.Device, words []uint64) []uint64 {
-	from := d.Word - node.Devices[0].Word
-	return words[from : from+d.Words]
+// chosenCards are the cards that a member was given so far.
+func (v *view) chosenCards(node *cluster.Node, out [][]int32) []*core.Card {
+	var cards []*core.Card
+	for i := range out {
+		if v.model[i] < 0 || len(out[i]) == 0 {
+			continue
+		}
+		for d := range node.Devices {
+			if dev := &node.Devices[d]; dev.First == out[i][0] && dev.Model == v.model[i] {
+				for _, at := range out[i][1:] {
+					cards = append(cards, &dev.Src.Cards[at])
+				}
+				break
+			}
+		}
+	}
+	return cards
 }
 
 // affinity sums the weights of an ask's affinities that a device group meets.
@@ -340,28 +460,4 @@ func affinity(d *core.DeviceGroup, a *core.DeviceAsk) int {
 		}
 	}
 	return sum
-}
-
-// rate scores a node that takes at least one member; lower is better.
-func (v *view) rate(n int32) int64 {
-	node := &v.c.Nodes[n]
-	s := int64(0)
-	if node.Src.Suspect {
-		s |= 1 << 60
-	}
-	wish := 0
-	for _, a := range v.group.Affinities {
-		if feasible.Constraint(node.Src, a.Constraint) {
-			wish += a.Weight
-		}
-	}
-	s += int64(1<<12-max(-1<<11, min(wish, 1<<11))) << 40
-	left := 0
-	k := v.class(node.Class)
-	for i := range v.group.Devices {
-		if v.model[i] >= 0 {
-			left += cluster.Count(v.c.FreeCards(&node.Devices[k.asks[i][0]]))
-		}
-	}
-	return s + int64(left)<<20
 }

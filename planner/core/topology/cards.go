@@ -10,11 +10,13 @@
 //  3. the cards lie in domains that this uses up best, so that whole domains
 //     stay whole;
 //  4. the most links between the chosen cards;
-//  5. the fewest NUMA nodes;
-//  6. the fewest cards that are a part of a card no other part of which is in
+//  5. the least cost where the caller states one for each card (a card whose
+//     near NICs are in use);
+//  6. the fewest NUMA nodes;
+//  7. the fewest cards that are a part of a card no other part of which is in
 //     use (time shares and the like fill up one card before the next);
-//  7. the most links between the cards that stay free;
-//  8. the lowest places.
+//  8. the most links between the cards that stay free;
+//  9. the lowest places.
 //
 // Up to 16 free cards every set is looked at; beyond, cards are taken domain
 // by domain and one by one, the best addition first.
@@ -34,18 +36,18 @@ const exhaustive = 16
 // Choose returns the places, within the device group, of count cards out of
 // free, ascending; nil where there are not enough, or where whole asks for one
 // NVLink domain and none has enough.
-func Choose(d *cluster.Device, free []uint64, count int, whole bool) []int32 {
+func Choose(d *cluster.Device, free []uint64, count int, whole bool, cost []uint8) []int32 {
 	n := cluster.Count(free)
 	switch {
 	case count > n || whole && len(d.Islands) == 0 && count > 1:
 		return nil
-	case d.Flat:
+	case d.Flat && cost == nil:
 		return lowest(free, count)
 	case count == n && !whole:
 		return lowest(free, count)
 	}
 	if len(d.Src.Cards) <= 64 && n <= exhaustive {
-		set := best(d, free[0], count, whole)
+		set := best(d, free[0], count, whole, cost)
 		if set == 0 {
 			return nil
 		}
@@ -65,7 +67,7 @@ func lowest(set []uint64, count int) []int32 {
 }
 
 // score orders sets; the greater is better at each place in turn.
-type score [7]int
+type score [8]int
 
 func (s score) compare(o score) int {
 	for i := range s {
@@ -77,7 +79,7 @@ func (s score) compare(o score) int {
 }
 
 // best tries every set of count cards out of free, lowest places first.
-func best(d *cluster.Device, free uint64, count int, whole bool) uint64 {
+func best(d *cluster.Device, free uint64, count int, whole bool, cost []uint8) uint64 {
 	var at [exhaustive]int
 	n := 0
 	for f := free; f != 0; f &= f - 1 {
@@ -93,7 +95,7 @@ func best(d *cluster.Device, free uint64, count int, whole bool) uint64 {
 			set |= 1 << at[bits.TrailingZeros64(f)]
 		}
 		if !whole || oneIsland(d, set) {
-			if s := rate(d, set, free); chosen == 0 || s.compare(top) > 0 {
+			if s := rate(d, set, free, cost); chosen == 0 || s.compare(top) > 0 {
 				chosen, top = set, s
 			}
 		}
@@ -113,7 +115,7 @@ func oneIsland(d *cluster.Device, set uint64) bool {
 	return bits.OnesCount64(set) == 1
 }
 
-func rate(d *cluster.Device, set, free uint64) score {
+func rate(d *cluster.Device, set, free uint64, cost []uint8) score {
 	var s score
 	s[0] = -bits.OnesCount64(set & d.Suspect[0])
 	islands, left, inside := 0, 0, uint64(0)
@@ -125,12 +127,15 @@ func rate(d *cluster.Device, set, free uint64) score {
 		inside |= i[0]
 	}
 	s[1], s[2] = -islands-bits.OnesCount64(set&^inside), -left
-	s[3], s[6] = linksWithin(d, set), linksWithin(d, free&^set)
+	s[3], s[7] = linksWithin(d, set), linksWithin(d, free&^set)
 	var numa, parents uint64
 	fresh := 0
 	for f := set; f != 0; f &= f - 1 {
 		k := bits.TrailingZeros64(f)
 		card := &d.Src.Cards[k]
+		if cost != nil {
+			s[4] -= int(cost[k])
+		}
 		numa |= 1 << (uint(card.NUMA+1) & 63)
 		if card.Parent != "" && parents>>k&1 == 0 {
 			siblings := uint64(0)
@@ -145,7 +150,7 @@ func rate(d *cluster.Device, set, free uint64) score {
 			}
 		}
 	}
-	s[4], s[5] = -bits.OnesCount64(numa), -fresh
+	s[5], s[6] = -bits.OnesCount64(numa), -fresh
 	return s
 }
 
@@ -220,3 +225,38 @@ func pick(d *cluster.Device, free, within []uint64, count int) []int32 {
 
 // ID gives the id of the card at a place of a device group.
 func ID(d *cluster.Device, place int32) core.CardID { return d.Src.Cards[place].ID }
+
+// Nearest returns the places of count devices out of free, ascending: for each
+// chosen card in turn the nearest of its NICs that is free, then the lowest
+// places.
+func Nearest(d *cluster.Device, free []uint64, count int, cards []*core.Card) []int32 {
+	if cluster.Count(free) < count {
+		return nil
+	}
+	if len(cards) == 0 {
+		return Choose(d, free, count, false, nil)
+	}
+	rest := append([]uint64(nil), free...)
+	set := make([]uint64, len(free))
+	taken := 0
+	for _, k := range cards {
+		if taken == count {
+			break
+		}
+	search:
+		for _, id := range k.NICs {
+			for at := range d.Src.Cards {
+				if d.Src.Cards[at].ID == id && rest[at/64]>>(at%64)&1 == 1 {
+					rest[at/64] &^= 1 << (at % 64)
+					set[at/64] |= 1 << (at % 64)
+					taken++
+					break search
+				}
+			}
+		}
+	}
+	for _, at := range pick(d, rest, nil, count-taken) {
+		set[at/64] |= 1 << (at % 64)
+	}
+	return lowest(set, count)
+}

@@ -1,0 +1,414 @@
+// Package backfill keeps the timetable of one cycle: when what is held comes
+// free, and what of it is promised to whom.
+//
+// A booking is a set of places from an instant on. Its instant is the earliest
+// release (the end of a running gang by its time limit) at which the whole
+// gang fits beside the bookings made before it, its shadow time; its places
+// are chosen among those that are not free now, as far as its topology leaves
+// a choice, so that as much as can be stays usable for others meanwhile.
+// Where gangs without a known end are in the way there is no shadow time: the
+// booking gathers. It then takes the places where most is free already and
+// has no instant.
+//
+// Of a booking, what is free now and will be needed is taken in the cluster at
+// once. A gang that ends before the booking's instant, or that leaves when it
+// is told, may use it meanwhile: the booking is lifted for it.
+package backfill
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/cluster"
+	"github.com/nomad-muster/muster/planner/core/placement"
+)
+
+// Release is what comes free at an instant.
+type Release struct {
+	At   time.Time // zero: not known
+	Uses []cluster.Use
+	Gang int32 // whose it is, the caller's number
+}
+
+// Booking is a promise of places to a gang.
+type Booking struct {
+	Gang    int32
+	At      time.Time // zero: gathering
+	End     time.Time // when it will have ended; zero: not known
+	Members []placement.Member
+	now     []cluster.Use // what it has taken already, a use for each node
+}
+
+// Table is the timetable.
+type Table struct {
+	c        *cluster.Cluster
+	p        *placement.Placer
+	now      time.Time
+	releases []Release // with an instant, ordered once sorted
+	endless  []Release
+	sorted   bool
+	Bookings []Booking
+	bias     []int32
+}
+
+// New starts an empty timetable.
+func New(c *cluster.Cluster, p *placement.Placer, now time.Time) *Table {
+	return &Table{c: c, p: p, now: now}
+}
+
+// Add tells of something that will come free.
+func (t *Table) Add(r Release) {
+	if r.At.IsZero() {
+		t.endless = append(t.endless, r)
+		return
+	}
+	t.releases = append(t.releases, r)
+	t.sorted = false
+}
+
+// Replace forgets what was told of a gang's end and tells it anew.
+func (t *Table) Replace(r Release) {
+	other := func(x Release) bool { return x.Gang == r.Gang }
+	t.releases, t.endless = slices.DeleteFunc(t.releases, other), slices.DeleteFunc(t.endless, other)
+	t.Add(r)
+}
+
+// Ask is a gang that wants a booking.
+type Ask struct {
+	Gang    int32
+	Request *placement.Request
+	Option  *placement.Option
+	Members int           // of the first group; 0: all
+	Limit   time.Duration // 0: endless
+	Deny    []bool
+}
+
+// Shadow finds the earliest instant at which the gang fits, and its places
+// then; false where gangs without a known end are in the way.
+func (t *Table) Shadow(a *Ask) (Booking, bool) {
+	if !t.sorted {
+		slices.SortFunc(t.releases, func(x, y Release) int { return cmp.Or(x.At.Compare(y.At), cmp.Compare(x.Gang, y.Gang)) })
+		t.sorted = true
+	}
+	if len(t.releases) == 0 {
+		return Booking{}, false
+	}
+	mark := t.c.Mark()
+	defer t.c.Rollback(mark)
+	bias := t.freeNow(1)
+	// done releases are given back; at that state the gang does not fit.
+	done, step := 0, 16
+	hi := -1 // it fits with this many
+	for hi < 0 {
+		to := t.group(min(done+step, len(t.releases)))
+		inner := t.c.Mark()
+		t.give(done, to)
+		if t.fits(a, to) {
+			hi = to
+			t.c.Rollback(inner)
+			break
+		}
+		if to == len(t.releases) {
+			return Booking{}, false
+		}
+		done, step = to, step*2
+	}
+	for {
+		mid := t.group(max((done+hi)/2, done+1))
+		if mid >= hi {
+			// All releases of one instant lie between: try the group before.
+			mid = t.groupBefore(hi)
+			if mid <= done {
+				break
+			}
+		}
+		inner := t.c.Mark()
+		t.give(done, mid)
+		if t.fits(a, mid) {
+			hi = mid
+			t.c.Rollback(inner)
+		} else {
+			done = mid
+		}
+	}
+	t.give(done, hi)
+	at := t.releases[hi-1].At
+	if at.Before(t.now) {
+		at = t.now
+	}
+	t.book(at, a)
+	b, ok := t.place(a, at, bias)
+	return b, ok
+}
+
+// Gather finds the places that are nearest to being whole, whenever their
+// holders end.
+func (t *Table) Gather(a *Ask) (Booking, bool) {
+	mark := t.c.Mark()
+	defer t.c.Rollback(mark)
+	bias := t.freeNow(-1)
+	t.give(0, len(t.releases))
+	for i := range t.endless {
+		t.giveUses(t.endless[i].Uses)
+	}
+	t.book(time.Time{}, a)
+	return t.place(a, time.Time{}, bias)
+}
+
+// group is the end of the group of releases of one instant that the first n
+// reach into, and groupBefore the start of the group that ends at n.
+func (t *Table) group(n int) int {
+	for n > 0 && n < len(t.releases) && t.releases[n].At.Equal(t.releases[n-1].At) {
+		n++
+	}
+	return n
+}
+
+func (t *Table) groupBefore(n int) int {
+	at := t.releases[n-1].At
+	for n > 0 && t.releases[n-1].At.Equal(at) {
+		n--
+	}
+	return n
+}
+
+func (t *Table) give(from, to int) {
+	for i := from; i < to; i++ {
+		t.giveUses(t.releases[i].Uses)
+	}
+}
+
+func (t *Table) giveUses(uses []cluster.Use) {
+	for i := range uses {
+		t.c.Give(&uses[i])
+	}
+}
+
+// fits tells whether the gang fits once the first n releases are given back.
+func (t *Table) fits(a *Ask, n int) bool {
+	mark := t.c.Mark()
+	defer t.c.Rollback(mark)
+	t.book(t.releases[n-1].At, a)
+	_, ok := t.p.Place(a.Request, a.Option, placement.Options{Members: a.Members, Deny: a.Deny})
+	return ok
+}
+
+// book brings the bookings to an instant at which a gang would start: one that
+// ends before a booking begins does not see it, nor does one that starts after
+// it has ended.
+func (t *Table) book(at time.Time, a *Ask) {
+	for i := range t.Bookings {
+		b := &t.Bookings[i]
+		before := !at.IsZero() && !b.At.IsZero() && a.Limit > 0 && !at.Add(a.Limit).After(b.At)
+		after := !at.IsZero() && !b.End.IsZero() && !b.End.After(at)
+		if before || after {
+			t.giveUses(b.now)
+			continue
+		}
+		for m := range b.Members {
+			t.c.Take(&b.Members[m].Use)
+		}
+	}
+}
+
+// freeNow is a bias by the cards that are free on each node in the state that
+// the cycle has reached.
+func (t *Table) freeNow(sign int32) []int32 {
+	if t.bias == nil {
+		t.bias = make([]int32, len(t.c.Nodes))
+	}
+	for n := range t.c.Nodes {
+		free := int32(0)
+		for d := range t.c.Nodes[n].Devices {
+			if dev := &t.c.Nodes[n].Devices[d]; dev.Model >= 0 {
+				free += int32(cluster.Count(t.c.FreeCards(dev)))
+			}
+		}
+		t.bias[n] = sign * free
+	}
+	return t.bias
+}
+
+func (t *Table) place(a *Ask, at time.Time, bias []int32) (Booking, bool) {
+	res, ok := t.p.Place(a.Request, a.Option, placement.Options{Members: a.Members, Deny: a.Deny, Bias: bias})
+	if !ok {
+		// The bias may lead where distinct properties do not.
+		if res, ok = t.p.Place(a.Request, a.Option, placement.Options{Members: a.Members, Deny: a.Deny}); !ok {
+			return Booking{}, false
+		}
+	}
+	b := Booking{Gang: a.Gang, At: at, Members: res.Members}
+	if !at.IsZero() && a.Limit > 0 {
+		b.End = at.Add(a.Limit)
+	}
+	b.then(t.c)
+	return b, true
+}
+
+// then notes, for each node of the booking, what will be free on it at its
+// instant before it starts.
+func (b *Booking) then(c *cluster.Cluster) {
+	at := map[int32]int{}
+	for i := range b.Members {
+		u := &b.Members[i].Use
+		k, ok := at[u.Node]
+		if !ok {
+			k = len(b.now)
+			at[u.Node] = k
+			f := c.At(u.Node)
+			b.now = append(b.now, cluster.Use{Node: u.Node, Res: core.Resources{CPU: f.CPU, Cores: f.Cores, MemoryMB: f.MemoryMB, DiskMB: f.DiskMB}, Dynamic: f.DynamicPorts})
+		}
+		n := &b.now[k]
+		n.Res.CPU += u.Res.CPU
+		n.Res.Cores += u.Res.Cores
+		n.Res.MemoryMB += u.Res.MemoryMB
+		n.Res.DiskMB += u.Res.DiskMB
+		n.Dynamic += u.Dynamic
+		n.Ports = append(n.Ports, u.Ports...)
+	}
+}
+
+// Commit makes a booking that Shadow or Gather found, in the state in which it
+// was found: it takes what it needs of what is free now.
+func (t *Table) Commit(b Booking) {
+	need := map[int32]*core.Resources{}
+	dynamic := map[int32]int{}
+	for i := range b.Members {
+		u := &b.Members[i].Use
+		r := need[u.Node]
+		if r == nil {
+			r = &core.Resources{}
+			need[u.Node] = r
+		}
+		r.CPU += u.Res.CPU
+		r.Cores += u.Res.Cores
+		r.MemoryMB += u.Res.MemoryMB
+		r.DiskMB += u.Res.DiskMB
+		dynamic[u.Node] += u.Dynamic
+	}
+	for i := range b.now {
+		n := &b.now[i]
+		f, r := t.c.At(n.Node), need[n.Node]
+		// What comes free until then serves first.
+		now := func(need, then, free int64) int64 { return min(max(0, need-(then-free)), max(0, free)) }
+		n.Res = core.Resources{CPU: now(r.CPU, n.Res.CPU, f.CPU), Cores: int(now(int64(r.Cores), int64(n.Res.Cores), int64(f.Cores))),
+			MemoryMB: now(r.MemoryMB, n.Res.MemoryMB, f.MemoryMB), DiskMB: now(r.DiskMB, n.Res.DiskMB, f.DiskMB)}
+		n.Dynamic = int(now(int64(dynamic[n.Node]), int64(n.Dynamic), int64(f.DynamicPorts)))
+		n.Ports = slices.DeleteFunc(n.Ports, func(p int) bool { return t.c.PortTaken(n.Node, p) })
+		for m := range b.Members {
+			u := &b.Members[m].Use
+			if u.Node != n.Node {
+				continue
+			}
+			for _, place := range u.Cards {
+				if t.c.CardFree(u.Node, place) {
+					n.Cards = append(n.Cards, place)
+				}
+			}
+			for _, p := range u.Parts {
+				if free := t.c.PartFree(u.Node, p.Card); free > 0 {
+					n.Parts = append(n.Parts, cluster.Part{Card: p.Card, Shares: min(free, p.Shares)})
+				}
+			}
+		}
+		t.c.Take(n)
+	}
+	t.Bookings = append(t.Bookings, b)
+}
+
+// Drop takes a booking back.
+func (t *Table) Drop(gang int32) {
+	for i := range t.Bookings {
+		if t.Bookings[i].Gang == gang {
+			t.giveUses(t.Bookings[i].now)
+			t.Bookings = slices.Delete(t.Bookings, i, i+1)
+			return
+		}
+	}
+}
+
+// Set is a set of bookings, by place.
+type Set uint64
+
+// Before is the set of bookings whose instant is not before an instant.
+func (t *Table) Before(end time.Time) Set {
+	var s Set
+	for i := range t.Bookings {
+		if b := &t.Bookings[i]; !b.At.IsZero() && !end.After(b.At) && i < 64 {
+			s |= 1 << i
+		}
+	}
+	return s
+}
+
+// All is the set of all bookings.
+func (t *Table) All() Set { return Set(1)<<min(len(t.Bookings), 63) - 1 }
+
+// Lift gives back what a set of bookings has taken. The caller rolls back.
+func (t *Table) Lift(s Set) {
+	for i := range t.Bookings {
+		if s>>i&1 == 1 {
+			t.giveUses(t.Bookings[i].now)
+		}
+	}
+}
+
+// LiftFor gives back what a gang's own booking has taken.
+func (t *Table) LiftFor(gang int32) {
+	if b := t.Booking(gang); b != nil {
+		t.giveUses(b.now)
+	}
+}
+
+// Share lets a gang use what a set of bookings had taken: after the lift was
+// rolled back and the gang's uses taken, what both have counts for the gang.
+func (t *Table) Share(s Set, uses []cluster.Use) {
+	for i := range t.Bookings {
+		if s>>i&1 == 0 {
+			continue
+		}
+		for k := range t.Bookings[i].now {
+			n := &t.Bookings[i].now[k]
+			for j := range uses {
+				u := &uses[j]
+				if u.Node != n.Node {
+					continue
+				}
+				n.Cards = slices.DeleteFunc(slices.Clone(n.Cards), func(p int32) bool { return slices.Contains(u.Cards, p) })
+				both := cluster.Use{Node: n.Node, Res: core.Resources{CPU: min(n.Res.CPU, u.Res.CPU), Cores: min(n.Res.Cores, u.Res.Cores),
+					MemoryMB: min(n.Res.MemoryMB, u.Res.MemoryMB), DiskMB: min(n.Res.DiskMB, u.Res.DiskMB)}, Dynamic: min(n.Dynamic, u.Dynamic)}
+				n.Res.CPU -= both.Res.CPU
+				n.Res.Cores -= both.Res.Cores
+				n.Res.MemoryMB -= both.Res.MemoryMB
+				n.Res.DiskMB -= both.Res.DiskMB
+				n.Dynamic -= both.Dynamic
+				t.c.Give(&both)
+			}
+		}
+	}
+}
+
+// Booking finds a gang's booking; nil: it has none.
+func (t *Table) Booking(gang int32) *Booking {
+	for i := range t.Bookings {
+		if t.Bookings[i].Gang == gang {
+			return &t.Bookings[i]
+		}
+	}
+	return nil
+}
+
+// Taken counts the cards that a booking keeps free now, by model.
+func (t *Table) Taken(booking int) []int {
+	out := make([]int, len(t.c.Models))
+	for _, u := range t.Bookings[booking].now {
+		for _, place := range u.Cards {
+			if d, _ := t.c.Nodes[u.Node].Device(place); d != nil && d.Model >= 0 {
+				out[d.Model]++
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,461 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/backfill"
+	"github.com/nomad-muster/muster/planner/core/cluster"
+	"github.com/nomad-muster/muster/planner/core/placement"
+	"github.com/nomad-muster/muster/planner/core/topology"
+)
+
+// failure names an attempt at placing that came to nothing. While gangs are
+// only added to the cluster it comes to nothing again.
+type failure struct {
+	option  *placement.Option
+	members int
+	lifted  backfill.Set
+}
+
+// block notes something that is in a gang's way.
+func (g *gang) block(b core.Blocker) { g.kept = append(g.kept, b) }
+
+// consider places a waiting gang whole, makes room for it, promises it places,
+// or notes what is in its way.
+func (c *cycle) consider(g *gang) {
+	if c.held(g) {
+		return
+	}
+	capacity := false // the cluster's state is in the way, not the queue's
+	for _, o := range g.req.Options {
+		members := c.allowed(g, o)
+		if members == 0 {
+			continue
+		}
+		res, lifted, why := c.tryPlace(g, o, members)
+		if res != nil {
+			c.started(g, o, res, lifted)
+			return
+		}
+		if why != core.ReasonPrefer {
+			capacity = true
+		}
+	}
+	if c.makeRoom(g, capacity) || c.giveUp(g) {
+		return
+	}
+	if !capacity {
+		return
+	}
+	for _, o := range g.req.Options[:1] {
+		for _, m := range o.Cards {
+			c.wanted[m.Model] = true
+		}
+	}
+	c.reserve(g)
+}
+
+// held notes what keeps a gang from being looked at at all.
+func (c *cycle) held(g *gang) bool {
+	held := len(g.kept) > 0
+	if c.s.Paused {
+		g.block(core.Blocker{Reason: core.ReasonPaused, Text: "admissions are paused: " + c.s.PausedWhy, Remedy: "muster resume"})
+		held = true
+	}
+	if g.NotBefore.After(c.now) {
+		g.block(core.Blocker{Reason: core.ReasonPause, Text: "pauses until " + stamp(g.NotBefore) + ": " + g.NotBeforeWhy, Remedy: "correct the cause, or muster requeue " + string(g.ID)})
+		held = true
+	}
+	q := c.conf(g)
+	if b := q.Budget.CardSeconds; b > 0 && c.s.History.UsedCardSeconds[q.Name] >= b {
+		c.full(g, core.Blocker{Reason: core.ReasonBudget, Text: fmt.Sprintf("queue %s has used its budget of %d card-hours per %s", q.Name, b/3600, q.Budget.Period), Remedy: "wait for the next period, or raise the budget"})
+		held = true
+	}
+	if len(c.cfg.UserLimits) > 0 {
+		u := c.user(g.User)
+		for _, l := range c.cfg.UserLimits {
+			if l.User != g.User && (l.User != "*" || slices.ContainsFunc(c.cfg.UserLimits, func(o core.UserLimit) bool { return o.User == g.User })) {
+				continue
+			}
+			if l.MaxGangs > 0 && u.gangs+1 > l.MaxGangs {
+				g.block(core.Blocker{Reason: core.ReasonUserLimit, Missing: 1, Text: fmt.Sprintf("user %s runs %d gangs, the limit is %d", g.User, u.gangs, l.MaxGangs), Remedy: "wait for one of them to end"})
+				held = true
+			}
+			if need := total(c.firstNeed(g)); l.MaxCards > 0 && u.cards+need > l.MaxCards {
+				g.block(core.Blocker{Reason: core.ReasonUserLimit, Missing: u.cards + need - l.MaxCards,
+					Text: fmt.Sprintf("user %s holds %s and would hold %d, the limit is %d", g.User, cards(u.cards), u.cards+need, l.MaxCards), Remedy: "wait for one of the user's gangs to end"})
+				held = true
+			}
+		}
+	}
+	return held
+}
+
+// full notes that a queue's max or budget is used up; a queue that refuses
+// then refuses.
+func (c *cycle) full(g *gang, b core.Blocker) {
+	g.block(b)
+	if c.conf(g).RefuseFull {
+		g.v.Action, g.v.Reason, g.v.Sentence = core.ActionRefuse, b.Reason, "refused: "+b.Text
+	}
+}
+
+// allowed is how many members of a gang its queue may add on a model: all, the
+// most that an elastic one may, or 0 with the bounds noted.
+func (c *cycle) allowed(g *gang, o *placement.Option) int {
+	if c.tree.Allowed(g.queue, c.need(g, o, g.members)) {
+		return g.members
+	}
+	if g.elastic() {
+		low, high := g.Min, g.members // high is not allowed
+		if c.tree.Allowed(g.queue, c.need(g, o, low)) {
+			for low+1 < high {
+				if mid := (low + high) / 2; c.tree.Allowed(g.queue, c.need(g, o, mid)) {
+					low = mid
+				} else {
+					high = mid
+				}
+			}
+			return low
+		}
+	}
+	for _, l := range c.tree.Blocked(g.queue, c.need(g, o, g.least())) {
+		c.overLimit(g, o, l)
+	}
+	return 0
+}
+
+// tryPlace finds places for a gang beside what is promised to others: first
+// where nothing is promised, then on promised places until they are due. It
+// leaves them taken, together with the bookings that were shared.
+func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.Result, backfill.Set, core.Reason) {
+	limit := c.limit(g)
+	var tries []backfill.Set
+	tries = append(tries, 0)
+	if len(c.times.Bookings) > 0 && limit > 0 && !g.Service {
+		if s := c.times.Before(c.now.Add(limit)); s != 0 {
+			tries = append(tries, s)
+		}
+	}
+	if c.rides(g) {
+		if s := c.times.All(); s != 0 {
+			tries = append(tries, s)
+		}
+	}
+	why := core.ReasonShape
+	for _, lifted := range tries {
+		k := failure{o, members, lifted}
+		if c.failed[k] {
+			continue
+		}
+		mark := c.live.Mark()
+		c.times.Lift(lifted)
+		res, ok := c.fit(g, o, members)
+		if !ok {
+			c.live.Rollback(mark)
+			c.failed[k] = true
+			continue
+		}
+		if !c.content(g, res) {
+			c.live.Rollback(mark)
+			why = core.ReasonPrefer
+			continue
+		}
+		if lifted != 0 {
+			c.live.Rollback(mark)
+			uses := usesOf(res)
+			for i := range uses {
+				c.live.Take(&uses[i])
+			}
+			c.times.Share(lifted, uses)
+		}
+		return res, lifted, core.ReasonFits
+	}
+	return nil, 0, why
+}
+
+// rides tells whether a gang may use promised places without end, since it
+// saves its work and leaves when it is asked.
+func (c *cycle) rides(g *gang) bool {
+	return c.cfg.Preemption && g.Preemptible && !g.Service && (!g.Checkpoint.IsZero() || g.SaveTime > 0)
+}
+
+// fit places as many members as it can, all but of an elastic gang.
+func (c *cycle) fit(g *gang, o *placement.Option, members int) (*placement.Result, bool) {
+	opt := placement.Options{Deny: c.deny(g, o)}
+	if !g.elastic() {
+		return c.place.Place(g.req, o, opt)
+	}
+	most := min(members, c.place.Most(g.req, o, opt))
+	if most < g.Min {
+		return nil, false
+	}
+	for opt.Members = most; ; opt.Members = g.Min {
+		if res, ok := c.place.Place(g.req, o, opt); ok || opt.Members == g.Min {
+			return res, ok
+		}
+	}
+}
+
+// content tells whether a gang takes a place now, or rather waits for one
+// within its preferred level: as long as it has not waited prefer_wait, the
+// cluster could hold it in one domain, and what is known to end before then
+// would let it.
+func (c *cycle) content(g *gang, res *placement.Result) bool {
+	r := g.req
+	if r.Required || g.Damaged {
+		return true
+	}
+	if c.within(g, res) {
+		return true
+	}
+	wait := g.PreferWait
+	if wait == 0 {
+		wait = c.cfg.PreferWait
+	}
+	queued := g.Queued
+	if queued.IsZero() {
+		queued = g.Submitted
+	}
+	until := queued.Add(wait)
+	if !until.After(c.now) {
+		return true
+	}
+	if r.Level >= 0 && !c.large1(g).oneDomain {
+		return true
+	}
+	if !c.helped(g, res.Option, until) {
+		return true
+	}
+	name := core.LevelLink
+	if r.Level == len(c.live.Levels) {
+		name = core.LevelNode
+	} else if r.Level >= 0 {
+		name = c.live.Levels[r.Level].Name
+	}
+	g.block(core.Blocker{Reason: core.ReasonPrefer, Text: fmt.Sprintf("would have to be spread now; waits until %s for a place within one %s", stamp(until), name), Remedy: "set a shorter muster_prefer_wait"})
+	return false
+}
+
+// started notes that a gang starts now.
+func (c *cycle) started(g *gang, o *placement.Option, res *placement.Result, lifted backfill.Set) {
+	need := c.need(g, o, len(res.Members))
+	if len(g.Groups) > 1 {
+		need = o.Cards
+	}
+	within := c.tree.Within(g.queue, 0, need)
+	before := c.tree.Excess(g.queue)
+	for _, n := range need {
+		c.tree.Add(g.queue, n.Model, n.Cards)
+	}
+	u := c.user(g.User)
+	u.cards += total(need)
+	u.gangs++
+	start := core.Start{Gang: g.ID, Queue: g.Queue, Model: o.Model, Repair: g.Damaged, Members: c.placements(g.Gang, res.Members, o.Model, 0),
+		Backfill: len(c.times.Bookings) > 0, OnPromise: lifted != 0 && (c.limit(g) == 0 || lifted != c.times.Before(c.now.Add(c.limit(g)))), Score: c.score(res)}
+	if !within {
+		start.Borrowed = c.tree.Excess(g.queue) - before
+	}
+	c.plan.Starts = append(c.plan.Starts, start)
+	g.start, g.uses = &start, usesOf(res)
+	g.v.Action, g.v.Reason, g.v.Sentence = core.ActionStart, core.ReasonFits, "starts: "+start.Score
+	g.kept = nil
+	c.blast.add(c, g)
+	end := time.Time{}
+	if l := c.limit(g); l > 0 && !g.Service {
+		end = c.now.Add(l)
+	}
+	if start.OnPromise {
+		end = c.now.Add(c.grace(g))
+	}
+	c.times.Add(backfill.Release{At: end, Uses: g.uses, Gang: g.number})
+}
+
+func usesOf(res *placement.Result) []cluster.Use {
+	uses := make([]cluster.Use, len(res.Members))
+	for i := range res.Members {
+		uses[i] = res.Members[i].Use
+	}
+	return uses
+}
+
+// score says why a place was chosen, for people.
+func (c *cycle) score(res *placement.Result) string {
+	text := count(len(res.Members), "member") + " on " + count(res.Nodes, "node")
+	for l := len(res.Domains) - 1; l >= 0; l-- {
+		text += fmt.Sprintf(", %d x %s", res.Domains[l], c.live.Levels[l].Name)
+	}
+	return text
+}
+
+// placements names the members of a result, numbered from first.
+func (c *cycle) placements(g *core.Gang, members []placement.Member, model core.Model, first int) []core.Placement {
+	out := make([]core.Placement, len(members))
+	for i := range members {
+		m := &members[i]
+		node := &c.live.Nodes[m.Use.Node]
+		p := core.Placement{Group: g.Groups[m.Group].Name, Member: first + i, Node: node.Src.ID, Model: model, Cards: make([][]core.CardID, len(m.Asks))}
+		n := 0
+		for _, a := range m.Asks {
+			n += len(a)
+		}
+		ids := make([]core.CardID, 0, n)
+		for a, places := range m.Asks {
+			from := len(ids)
+			for _, place := range places {
+				if d, at := node.Device(place); d != nil {
+					ids = append(ids, topology.ID(d, at))
+				}
+			}
+			p.Cards[a] = ids[from:len(ids):len(ids)]
+		}
+		out[i] = p
+	}
+	return out
+}
+
+// reserve gives a gang that is blocked by capacity a booking, if one is left:
+// a promised start, or places to gather.
+func (c *cycle) reserve(g *gang) {
+	most := c.cfg.Reservations
+	if len(c.times.Bookings) >= most || g.Service {
+		return
+	}
+	for _, o := range g.req.Options {
+		members := g.members
+		if g.elastic() && c.gaveUp(g) {
+			members = g.Min
+		}
+		if g.elastic() && !c.tree.Allowed(g.queue, c.need(g, o, members)) {
+			members = g.Min
+		}
+		if !c.tree.Allowed(g.queue, c.need(g, o, members)) {
+			continue
+		}
+		c.fillTable()
+		ask := &backfill.Ask{Gang: g.number, Request: g.req, Option: o, Limit: c.limit(g), Deny: c.deny(g, o)}
+		if g.elastic() {
+			ask.Members = members
+		}
+		b, ok := c.times.Shadow(ask)
+		if !ok {
+			if c.waited(g) < c.cfg.GatherAfter && !g.Damaged {
+				continue
+			}
+			if b, ok = c.times.Gather(ask); !ok {
+				continue
+			}
+		}
+		c.times.Commit(b)
+		g.booking = int32(len(c.times.Bookings))
+		g.bookedOn = o
+		c.riders(g, &b)
+		return
+	}
+}
+
+// waited is how long a gang has been waiting.
+func (c *cycle) waited(g *gang) time.Duration {
+	if g.Queued.IsZero() {
+		return c.now.Sub(g.Submitted)
+	}
+	return c.now.Sub(g.Queued)
+}
+
+// fillTable tells the timetable of every gang that holds cards, once.
+func (c *cycle) fillTable() {
+	if c.tableFull {
+		return
+	}
+	c.tableFull = true
+	for i := range c.gangs {
+		g := &c.gangs[i]
+		if len(g.holds) == 0 || g.told {
+			continue
+		}
+		end := c.end(g)
+		if g.Backfilled && g.running() {
+			if by := c.now.Add(c.grace(g)); end.IsZero() || by.Before(end) {
+				end = by
+			}
+		}
+		c.times.Add(backfill.Release{At: end, Uses: c.usesOf(g), Gang: g.number})
+	}
+}
+
+// helped tells whether what is known to end before an instant would let a gang
+// be placed within one domain of its preferred level. Where some gang's end is
+// not known it may.
+func (c *cycle) helped(g *gang, o *placement.Option, until time.Time) bool {
+	h := c.help[o]
+	if h == nil {
+		h = &helpTimes{}
+		c.help[o] = h
+	}
+	switch {
+	case !h.yes.IsZero() && !until.Before(h.yes):
+		return true
+	case !until.After(h.no):
+		return false
+	}
+	mark := c.live.Mark()
+	defer c.live.Rollback(mark)
+	unknown, given := false, false
+	for i := range c.gangs {
+		v := &c.gangs[i]
+		if len(v.holds) == 0 {
+			continue
+		}
+		switch end := c.end(v); {
+		case end.IsZero():
+			unknown = true
+		case !end.After(until):
+			given = true
+			uses := c.usesOf(v)
+			for u := range uses {
+				c.live.Give(&uses[u])
+			}
+		}
+	}
+	helped := unknown
+	if !helped && given {
+		res, ok := c.place.Place(g.req, o, placement.Options{Deny: c.deny(g, o)})
+		helped = ok && c.within(g, res)
+	}
+	if helped {
+		h.yes = until
+	} else {
+		h.no = until
+	}
+	return helped
+}
+
+// helpTimes bound the instants of which helped is known: it is true from yes
+// on and false up to no.
+type helpTimes struct{ yes, no time.Time }
+
+// within tells whether a place lies in one domain of the gang's level.
+func (c *cycle) within(g *gang, res *placement.Result) bool {
+	switch l := g.req.Level; {
+	case l < 0:
+		return !res.Islands
+	case l == len(res.Domains):
+		return res.Nodes == 1
+	default:
+		return res.Domains[l] == 1
+	}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func cards(n int) string { return count(n, "card") }

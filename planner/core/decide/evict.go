@@ -1,0 +1,617 @@
+package decide
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/backfill"
+	"github.com/nomad-muster/muster/planner/core/cluster"
+	"github.com/nomad-muster/muster/planner/core/fairshare"
+	"github.com/nomad-muster/muster/planner/core/placement"
+	"github.com/nomad-muster/muster/planner/core/preempt"
+)
+
+// Who may evict whom:
+//
+//	reclaim   a gang within its queue's guarantee, from a queue that borrows,
+//	          whatever priorities and classes say
+//	class     a gang of a higher class, borrowed cards of a lower one; of an
+//	          urgent queue, guaranteed cards too
+//	priority  inside a queue, a gang of strictly higher effective priority;
+//	          where the order is attained, also one that attained a lower level
+//	aged      as priority, where only aging to the top makes it so
+//
+// Spared are: gangs that cannot be preempted, those that have not run
+// min_runtime, those evicted per_victim_per_day times today, and those that
+// evicted the gang in question within a day. What one eviction costs is its
+// cards times what it loses: the time since its last checkpoint, and the time
+// that it takes to save and to start again.
+
+// evictions counts a queue's evictions of this cycle.
+type evictions struct{ all, top int }
+
+// leaver is what a gang that was asked to leave in this cycle still holds and
+// nobody was promised.
+type leaver struct {
+	gang int32
+	uses []cluster.Use
+}
+
+// hopeless names a gang's need for which nobody could make room.
+type hopeless struct {
+	option    *placement.Option
+	queue     int32
+	effective int
+	level     int
+	members   int
+}
+
+// keepHouse stops gangs that have to stop whoever waits.
+func (c *cycle) keepHouse() {
+	for i := range c.gangs {
+		g := &c.gangs[i]
+		if g.State == core.GangStopping {
+			c.leave(g)
+			continue
+		}
+		if !g.running() {
+			continue
+		}
+		switch {
+		case g.State == core.GangPlacing && c.cfg.ReserveTimeout > 0 && !c.waitsForVictims(g) && c.now.Sub(g.Started) >= c.cfg.ReserveTimeout:
+			c.evict(g, core.Eviction{Kind: core.EvictUnreleased, Immediate: true, Why: fmt.Sprintf("was not released within %s of being placed", c.cfg.ReserveTimeout)})
+		case g.Damaged && !c.goesOn(g):
+			c.evict(g, core.Eviction{Kind: core.EvictRepair, Immediate: true, Why: "lost " + count(max(1, len(g.Lost)), "member") + "; the rest cannot go on"})
+		case !g.Service && c.draining(g):
+			c.evict(g, core.Eviction{Kind: core.EvictDrain, Why: "a node of it drains"})
+		case c.overLimitTime(g):
+			c.evict(g, core.Eviction{Kind: core.EvictTimeLimit, Why: "has run for its time limit of " + c.limit(g).String()})
+		}
+	}
+}
+
+// goesOn tells whether a damaged gang runs on with the members it has left.
+func (c *cycle) goesOn(g *gang) bool { return g.elastic() && c.alive(g)-len(g.Lost) >= g.Min }
+
+// alive counts the members that hold anything.
+func (c *cycle) alive(g *gang) int {
+	holds := c.live.Holds()
+	seen := map[int]bool{}
+	for _, h := range g.holds {
+		seen[holds[h].Claim.Member] = true
+	}
+	return len(seen)
+}
+
+// waitsForVictims tells whether a placed gang's cards are held by others that
+// are leaving.
+func (c *cycle) waitsForVictims(g *gang) bool {
+	holds := c.live.Holds()
+	for _, h := range g.holds {
+		if k := &holds[h].Claim; k.Asked && len(holds[h].Use.Cards)+len(holds[h].Use.Parts) < len(k.Cards) {
+			return true
+		}
+	}
+	return false
+}
+
+// draining tells whether a gang has a member on a draining node, and by when
+// the first of those is to be empty.
+func (c *cycle) draining(g *gang) bool {
+	holds := c.live.Holds()
+	for _, h := range g.holds {
+		if n := holds[h].Use.Node; n >= 0 && c.live.Nodes[n].Src.Draining {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *cycle) overLimitTime(g *gang) bool {
+	l := c.limit(g)
+	return l > 0 && !g.Service && !g.Released.IsZero() && !c.conf(g).LimitReport && !g.Released.Add(l).After(c.now)
+}
+
+// evict asks a gang to leave; the eviction's kind, reason and beneficiary are
+// stated.
+func (c *cycle) evict(g *gang, e core.Eviction) {
+	e.Gang, e.Attempt, e.To = g.ID, g.Attempt, g.Queue
+	if e.Kind != core.EvictDrain && e.Kind != core.EvictRepair && e.Kind != core.EvictUnreleased && c.conf(g).OnPreempt != "" {
+		e.To = c.conf(g).OnPreempt
+	}
+	if !e.Immediate {
+		e.Grace = c.grace(g)
+	}
+	if e.Kind == core.EvictDrain {
+		holds := c.live.Holds()
+		for _, h := range g.holds {
+			if n := holds[h].Use.Node; n >= 0 && c.live.Nodes[n].Src.Draining && !c.live.Nodes[n].Src.DrainBy.IsZero() {
+				e.Grace = max(0, min(e.Grace, c.live.Nodes[n].Src.DrainBy.Sub(c.now)))
+				if by := c.live.Nodes[n].Src.DrainBy.Sub(c.now); by > e.Grace {
+					e.Grace = by
+				}
+			}
+		}
+	}
+	if e.Cost == 0 {
+		e.Cost = c.cost(g)
+	}
+	g.gone = true
+	g.v.Action, g.v.Reason = core.ActionEvict, core.ReasonEvicted
+	g.v.Sentence = "asked to leave (" + string(e.Kind) + "): " + e.Why
+	c.plan.Evictions = append(c.plan.Evictions, e)
+	c.leave(g)
+}
+
+// leave notes that what a gang holds has been asked back.
+func (c *cycle) leave(g *gang) {
+	if g.cards > 0 && g.queue >= 0 {
+		c.tree.Leave(g.queue, g.model, g.cards)
+	}
+}
+
+// cost is the work lost when a gang is evicted now.
+func (c *cycle) cost(g *gang) int64 {
+	if g.Released.IsZero() {
+		return 0
+	}
+	lost := c.now.Sub(g.Released)
+	switch {
+	case !g.Checkpoint.IsZero() && g.Checkpoint.After(g.Released):
+		lost = c.now.Sub(g.Checkpoint)
+	case g.Checkpoint.IsZero() && c.s.History.CheckpointMedian > 0:
+		lost = min(lost, c.s.History.CheckpointMedian)
+	}
+	restart := g.RestartTime
+	if restart == 0 {
+		restart = c.s.History.RestartMedian
+	}
+	return int64(g.cards) * int64(max(0, lost)+g.SaveTime+restart) / int64(time.Second)
+}
+
+// queueEvictions is what a queue's gangs have evicted in this cycle.
+func (c *cycle) queueEvictions(q core.QueueName) *evictions {
+	e := c.evicted[q]
+	if e == nil {
+		e = &evictions{}
+		c.evicted[q] = e
+	}
+	return e
+}
+
+// may tells by which right, if any, a gang may evict another.
+func (c *cycle) may(g, v *gang, need []fairshare.Need) core.EvictionKind {
+	if v.queue < 0 {
+		return ""
+	}
+	if v.queue == g.queue {
+		switch {
+		case g.rank.base > v.rank.base && g.rank.effective > v.rank.effective:
+			return core.EvictPriority
+		case g.rank.effective > v.rank.effective:
+			return core.EvictAged
+		case g.rank.effective == v.rank.effective && c.conf(g).Order == core.OrderAttained && g.rank.level < v.rank.level:
+			return core.EvictPriority
+		}
+		return ""
+	}
+	higher := c.conf(g).Class > c.conf(v).Class
+	if c.conf(g).Urgent && higher {
+		return core.EvictClass
+	}
+	common := c.tree.Common(g.queue, v.queue)
+	if !c.tree.Borrows(v.queue, common) {
+		return ""
+	}
+	switch {
+	case c.tree.Within(g.queue, common, need):
+		return core.EvictReclaim
+	case higher:
+		return core.EvictClass
+	}
+	return ""
+}
+
+// spared tells whether a gang is not to be evicted by another whatever its
+// right.
+func (c *cycle) spared(g, v *gang) bool {
+	q := c.conf(v)
+	return !v.running() || !v.Preemptible || v.Service || v.start != nil || len(v.holds) == 0 ||
+		!v.Released.IsZero() && c.now.Sub(v.Released) < q.Preempt.MinRuntime ||
+		v.EvictionsToday >= q.Preempt.PerVictimPerDay || slices.Contains(g.EvictedBy, v.ID)
+}
+
+// makeRoom shrinks and evicts others for a blocked gang, as far as it is
+// entitled to and only where it then fits whole.
+func (c *cycle) makeRoom(g *gang, capacity bool) bool {
+	if !c.cfg.Preemption {
+		return false
+	}
+	members := g.members
+	if g.elastic() && c.gaveUp(g) {
+		members = g.Min
+	}
+	for _, o := range g.req.Options {
+		k := hopeless{o, g.queue, g.rank.effective, g.rank.level, members}
+		if c.hopeless[k] {
+			continue
+		}
+		need := c.need(g, o, members)
+		under, ok := c.boundBy(g, need, capacity)
+		if !ok || c.tree.Never(g.queue, need) != nil {
+			continue
+		}
+		p, kinds := c.problem(g, o, members, need, under)
+		if p == nil {
+			c.hopeless[k] = true
+			continue
+		}
+		s := preempt.Solve(p)
+		if s == nil {
+			c.hopeless[k] = true
+			continue
+		}
+		if len(s.Units) == 0 {
+			return false // those that are leaving make room: a promise does
+		}
+		c.carryOut(g, o, p, s, kinds, need)
+		return true
+	}
+	return false
+}
+
+// boundBy is the innermost queue whose max keeps a gang out, so that only what
+// is below it can make room; 0 where none does. It is false where nobody's
+// leaving would help.
+func (c *cycle) boundBy(g *gang, need []fairshare.Need, capacity bool) (int32, bool) {
+	limits := c.tree.Blocked(g.queue, need)
+	for _, l := range limits {
+		if l.Reason != core.ReasonMax {
+			return 0, false // idle cards that their owner does not lend
+		}
+	}
+	if len(limits) == 0 {
+		return 0, capacity
+	}
+	return limits[0].Queue, true
+}
+
+// problem lists what may be taken for a gang; nil where nothing may.
+func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairshare.Need, under int32) (*preempt.Problem, []core.EvictionKind) {
+	q := c.conf(g)
+	left := q.Preempt.EvictionsPerDay - c.s.History.EvictionsToday[q.Name] - c.queueEvictions(q.Name).all
+	topLeft := q.TopPerDay - c.s.History.TopEvictionsToday[q.Name] - c.queueEvictions(q.Name).top
+	if left <= 0 {
+		return nil, nil
+	}
+	p := &preempt.Problem{Cluster: c.live, Placer: c.place, Request: g.req, Option: o, Deny: c.deny(g, o), Spare: map[int]int{}}
+	if g.elastic() {
+		p.Members = members
+	}
+	if q.Preempt.Ratio > 0 {
+		p.MaxCards = max(1, int(math.Floor(q.Preempt.Ratio*float64(total(need)))))
+	}
+	wait := g.PreferWait
+	if wait == 0 {
+		wait = c.cfg.PreferWait
+	}
+	p.Prefer = int64(total(need)) * int64(wait/time.Second)
+	var kinds []core.EvictionKind
+	for i := range c.gangs {
+		v := &c.gangs[i]
+		if v.model != o.MainModel() && v.cards > 0 && len(o.Cards) > 0 || c.spared(g, v) {
+			continue
+		}
+		if under != 0 && !c.below(v.queue, under) {
+			continue
+		}
+		kind := c.may(g, v, need)
+		if kind == "" || kind == core.EvictAged && topLeft <= 0 {
+			continue
+		}
+		holds := c.live.Holds()
+		cost := c.cost(v)
+		if spare := c.alive(v) - v.shrunk - v.least(); v.elastic() && spare > 0 && !c.cfg.FixedSize {
+			p.Spare[i] = spare
+			for _, h := range v.holds {
+				hold := &holds[h]
+				if hold.Use.Node < 0 {
+					continue
+				}
+				// A member that leaves costs its gang one restart.
+				p.Units = append(p.Units, preempt.Unit{Gang: i, Member: hold.Claim.Member, Uses: []cluster.Use{hold.Use}, Cards: len(hold.CardsOf), Cost: cost / int64(4*max(1, len(v.holds)))})
+				kinds = append(kinds, kind)
+			}
+		}
+		p.Units = append(p.Units, preempt.Unit{Gang: i, Member: -1, Uses: c.usesOf(v), Cards: v.cards, Cost: cost})
+		kinds = append(kinds, kind)
+	}
+	if len(p.Units) == 0 {
+		return nil, nil
+	}
+	for i := range c.gangs {
+		if v := &c.gangs[i]; v.State == core.GangStopping && len(v.holds) > 0 {
+			p.Leaving = append(p.Leaving, preempt.Unit{Gang: i, Member: -1, Uses: c.usesOf(v)})
+		}
+	}
+	for _, l := range c.leaving {
+		p.Leaving = append(p.Leaving, preempt.Unit{Gang: int(l.gang), Member: -1, Uses: l.uses})
+	}
+	p.Admissible = func(chosen []int) int { return c.admissible(g, p, kinds, chosen, need, left, topLeft) }
+	if under != 0 {
+		p.Enough = func(chosen []int) bool { return c.enough(g, p, chosen, need) }
+	}
+	return p, kinds
+}
+
+// below tells whether a queue is another or lies under it.
+func (c *cycle) below(q, top int32) bool {
+	for ; q > 0; q = c.tree.Queues[q].Parent {
+		if q == top {
+			return true
+		}
+	}
+	return false
+}
+
+// admissible checks a choice of victims as a whole: budgets, and that no queue
+// is reclaimed from that holds no more than its guarantee by then.
+func (c *cycle) admissible(g *gang, p *preempt.Problem, kinds []core.EvictionKind, chosen []int, need []fairshare.Need, left, topLeft int) int {
+	bad := -1
+	done := 0
+	evicted, top := map[int]bool{}, 0
+	for at, i := range chosen {
+		u := &p.Units[i]
+		v := &c.gangs[u.Gang]
+		if u.Member < 0 {
+			evicted[u.Gang] = true
+			if kinds[i] == core.EvictAged {
+				top++
+			}
+			if len(evicted) > left || top > topLeft {
+				bad = at
+				break
+			}
+		}
+		if k := kinds[i]; k == core.EvictReclaim || k == core.EvictClass && !c.conf(g).Urgent {
+			if !c.tree.Borrows(v.queue, c.tree.Common(g.queue, v.queue)) {
+				bad = at
+				break
+			}
+		}
+		c.tree.Leave(v.queue, v.model, u.Cards)
+		done++
+	}
+	for _, i := range chosen[:done] {
+		c.tree.Leave(c.gangs[p.Units[i].Gang].queue, c.gangs[p.Units[i].Gang].model, -p.Units[i].Cards)
+	}
+	return bad
+}
+
+// enough tells whether a gang is within its limits once a choice has left.
+func (c *cycle) enough(g *gang, p *preempt.Problem, chosen []int, need []fairshare.Need) bool {
+	for _, i := range chosen {
+		v := &c.gangs[p.Units[i].Gang]
+		c.tree.Add(v.queue, v.model, -p.Units[i].Cards)
+	}
+	ok := c.tree.Allowed(g.queue, need)
+	for _, i := range chosen {
+		v := &c.gangs[p.Units[i].Gang]
+		c.tree.Add(v.queue, v.model, p.Units[i].Cards)
+	}
+	return ok
+}
+
+// carryOut evicts and shrinks what was chosen and starts the gang behind it.
+func (c *cycle) carryOut(g *gang, o *placement.Option, p *preempt.Problem, s *preempt.Solution, kinds []core.EvictionKind, need []fairshare.Need) {
+	q := c.conf(g)
+	wait := time.Duration(0)
+	shrink := map[int][]int{}
+	var after []int32
+	for _, i := range s.Units {
+		u := &p.Units[i]
+		v := &c.gangs[u.Gang]
+		if u.Member >= 0 {
+			shrink[u.Gang] = append(shrink[u.Gang], u.Member)
+			c.tree.Leave(v.queue, v.model, u.Cards)
+			v.shrunk++
+		} else {
+			e := core.Eviction{Kind: kinds[i], For: g.ID, Cost: u.Cost, Immediate: q.Urgent, Why: c.rightText(g, v, kinds[i])}
+			c.evict(v, e)
+			c.queueEvictions(q.Name).all++
+			if kinds[i] == core.EvictAged {
+				c.queueEvictions(q.Name).top++
+			}
+		}
+		wait = max(wait, c.grace(v))
+		if !slices.Contains(after, int32(u.Gang)) {
+			after = append(after, int32(u.Gang))
+		}
+	}
+	// What those that leave anyway hold counts as well where the gang takes
+	// it over.
+	for _, l := range p.Leaving {
+		if overlaps(l.Uses, s.Members) && !slices.Contains(after, int32(l.Gang)) {
+			after = append(after, int32(l.Gang))
+			wait = max(wait, c.grace(&c.gangs[l.Gang]))
+		}
+	}
+	slices.Sort(after)
+	for i := range c.gangs {
+		if m := shrink[i]; len(m) > 0 {
+			slices.Sort(m)
+			c.plan.Resizes = append(c.plan.Resizes, core.Resize{Gang: c.gangs[i].ID, Remove: m, For: g.ID, Why: fmt.Sprintf("gives up %s to %s", count(len(m), "member"), g.ID)})
+		}
+	}
+	c.takeOver(p, s)
+	start := core.Start{Gang: g.ID, Queue: g.Queue, Model: o.Model, Repair: g.Damaged, Members: c.placements(g.Gang, s.Members, o.Model, 0),
+		Score: "takes over the places of " + count(len(after), "gang")}
+	for _, v := range after {
+		start.After = append(start.After, c.gangs[v].ID)
+	}
+	before := c.tree.Excess(g.queue)
+	for _, n := range need {
+		c.tree.Add(g.queue, n.Model, n.Cards)
+	}
+	start.Borrowed = max(0, c.tree.Excess(g.queue)-before)
+	u := c.user(g.User)
+	u.cards += total(need)
+	u.gangs++
+	c.plan.Starts = append(c.plan.Starts, start)
+	g.start, g.kept = &start, nil
+	g.uses = make([]cluster.Use, len(s.Members))
+	for i := range s.Members {
+		g.uses[i] = s.Members[i].Use
+	}
+	g.v.Action, g.v.Reason = core.ActionStart, core.ReasonVictims
+	g.v.Sentence = fmt.Sprintf("starts when %s has left; its places are kept", c.names(after))
+	g.v.ETA = core.ETA{From: c.now, To: c.now.Add(wait), Assumption: "those asked leave within their grace"}
+	end := time.Time{}
+	if l := c.limit(g); l > 0 && !g.Service {
+		end = c.now.Add(wait + l)
+	}
+	c.times.Add(backfill.Release{At: end, Uses: g.uses, Gang: g.number})
+}
+
+// takeOver takes a solution's places, and leaves taken what the victims hold
+// beside them until they are gone.
+func (c *cycle) takeOver(p *preempt.Problem, s *preempt.Solution) {
+	type owner struct {
+		gang int32
+		uses []cluster.Use
+		last bool // the gang leaves as a whole
+	}
+	var owners []owner
+	for i := range c.leaving {
+		owners = append(owners, owner{c.leaving[i].gang, c.leaving[i].uses, true})
+	}
+	c.leaving = c.leaving[:0]
+	for _, i := range s.Units {
+		u := &p.Units[i]
+		owners = append(owners, owner{int32(u.Gang), u.Uses, u.Member < 0})
+	}
+	for i := range owners {
+		for u := range owners[i].uses {
+			c.live.Give(&owners[i].uses[u])
+		}
+	}
+	for i := range s.Members {
+		c.live.Take(&s.Members[i].Use)
+	}
+	for i := range owners {
+		left := rest(owners[i].uses, s.Members)
+		for u := range left {
+			c.live.Take(&left[u])
+		}
+		v := &c.gangs[owners[i].gang]
+		if owners[i].last {
+			c.leaving = append(c.leaving, leaver{owners[i].gang, left})
+			v.told = true
+			c.times.Replace(backfill.Release{At: c.now.Add(c.grace(v)), Uses: left, Gang: v.number})
+		}
+	}
+	for i := range p.Leaving {
+		v := &c.gangs[p.Leaving[i].Gang]
+		if v.State != core.GangStopping || !overlaps(p.Leaving[i].Uses, s.Members) {
+			continue
+		}
+		v.told = true
+		c.times.Replace(backfill.Release{At: c.now.Add(c.grace(v)), Uses: rest(p.Leaving[i].Uses, s.Members), Gang: v.number})
+	}
+}
+
+// rest is what of some uses members do not take over.
+func rest(uses []cluster.Use, members []placement.Member) []cluster.Use {
+	out := make([]cluster.Use, 0, len(uses))
+	for _, u := range uses {
+		u.Cards, u.Parts = slices.Clone(u.Cards), slices.Clone(u.Parts)
+		for i := range members {
+			m := &members[i].Use
+			if m.Node != u.Node {
+				continue
+			}
+			u.Cards = slices.DeleteFunc(u.Cards, func(k int32) bool { return slices.Contains(m.Cards, k) })
+			u.Res.CPU = max(0, u.Res.CPU-m.Res.CPU)
+			u.Res.Cores = max(0, u.Res.Cores-m.Res.Cores)
+			u.Res.MemoryMB = max(0, u.Res.MemoryMB-m.Res.MemoryMB)
+			u.Res.DiskMB = max(0, u.Res.DiskMB-m.Res.DiskMB)
+			u.Dynamic = max(0, u.Dynamic-m.Dynamic)
+			for _, part := range m.Parts {
+				for k := range u.Parts {
+					if u.Parts[k].Card == part.Card {
+						u.Parts[k].Shares = max(0, u.Parts[k].Shares-part.Shares)
+					}
+				}
+			}
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
+// overlaps tells whether members take over any card of some uses, or sit on a
+// node where they leave something.
+func overlaps(uses []cluster.Use, members []placement.Member) bool {
+	for i := range uses {
+		for j := range members {
+			if u, m := &uses[i], &members[j].Use; u.Node == m.Node && (len(u.Cards) == 0 || slices.ContainsFunc(u.Cards, func(k int32) bool { return slices.Contains(m.Cards, k) })) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (c *cycle) names(gangs []int32) string {
+	if len(gangs) > 3 {
+		return fmt.Sprintf("%s and %d others", c.gangs[gangs[0]].ID, len(gangs)-1)
+	}
+	text := ""
+	for i, g := range gangs {
+		if i > 0 {
+			text += ", "
+		}
+		text += string(c.gangs[g].ID)
+	}
+	return text
+}
+
+// rightText says by which right a gang takes another's places.
+func (c *cycle) rightText(g, v *gang, kind core.EvictionKind) string {
+	switch kind {
+	case core.EvictReclaim:
+		return fmt.Sprintf("%s of queue %s takes back its guarantee, queue %s borrows", g.ID, g.Queue, v.Queue)
+	case core.EvictClass:
+		return fmt.Sprintf("%s of queue %s has class %d, queue %s %d", g.ID, g.Queue, c.conf(g).Class, v.Queue, c.conf(v).Class)
+	case core.EvictAged:
+		return fmt.Sprintf("%s has waited since %s and is aged to the top", g.ID, stamp(g.Queued))
+	}
+	if g.rank.effective == v.rank.effective {
+		return fmt.Sprintf("%s has had less service so far", g.ID)
+	}
+	return fmt.Sprintf("%s has priority %d, this gang %d", g.ID, g.rank.effective, v.rank.effective)
+}
+
+// riders asks gangs that run on promised places to leave when those are due.
+func (c *cycle) riders(g *gang, b *backfill.Booking) {
+	if b.At.IsZero() {
+		return
+	}
+	for i := range c.gangs {
+		v := &c.gangs[i]
+		if !v.Backfilled || !v.running() || b.At.Sub(c.now) > c.grace(v)+slack || !overlaps(c.usesOf(v), b.Members) {
+			continue
+		}
+		if end := c.end(v); !end.IsZero() && !end.After(b.At) {
+			continue
+		}
+		c.evict(v, core.Eviction{Kind: core.EvictPromise, For: g.ID, Why: fmt.Sprintf("runs on places promised to %s from %s", g.ID, stamp(b.At))})
+	}
+}
+
+// slack is how much earlier than needed a rider is asked, since cycles do not
+// come at every instant.
+const slack = 30 * time.Second
