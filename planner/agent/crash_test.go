@@ -3,6 +3,7 @@ package agent_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -84,16 +85,15 @@ func TestCrashAtEveryCall(t *testing.T) {
 			where := must.Sprintf("killed before call %d, %q", k, crashed)
 			for attempt := 1; attempt <= g.Attempt; attempt++ {
 				n := b.members.launches("default/g", attempt)
-				must.True(t, n == 0 || n == 3, must.Sprintf("%d of 3 ranks of attempt %d were started; killed before call %d, %q", n, attempt, k, crashed))
+				// Signals go out one by one: a rank that was released and failed before
+				// the new planner could tell the others ends the attempt as well.
+				must.True(t, n == 0 || n == 3 || n < 3 && attempt == 1 && strings.HasPrefix(crashed, "signal"),
+					must.Sprintf("%d of 3 ranks of attempt %d were started; killed before call %d, %q", n, attempt, k, crashed))
 			}
 			must.LessEq(t, 3, g.Attempt, where)
 			must.Eq(t, 0, b.live("g"), where)
 			must.Len(t, 0, b.members.problems, where)
-			total := 0
-			for attempt := 1; attempt <= g.Attempt; attempt++ {
-				total += b.members.launches("default/g", attempt)
-			}
-			must.Eq(t, 6, total, where)
+			must.Eq(t, 3, b.members.launches("default/g", g.Attempt), where)
 		})
 	}
 }

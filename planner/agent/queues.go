@@ -57,7 +57,7 @@ func (s *state) queueCounts(cfg *core.Config) map[core.QueueName]*queueCount {
 			book(counts[q])
 		}
 	}
-	models := s.modelsOfCards()
+	models, kinds := s.modelsOfCards(), s.cardKinds()
 	held := map[core.GangID]map[string]int{}
 	for i := range s.claims.values {
 		c := &s.claims.values[i]
@@ -87,8 +87,8 @@ func (s *state) queueCounts(cfg *core.Config) map[core.QueueName]*queueCount {
 			}
 			cards := s.gangCards(e)
 			up(queue, func(c *queueCount) { c.waiting++; c.wanted[view.AnyModel] += cards })
-			if len(e.gang.Meta.Models) == 1 {
-				up(queue, func(c *queueCount) { c.wanted[e.gang.Meta.Models[0]] += cards })
+			if model := s.onlyModel(e, kinds); model != "" {
+				up(queue, func(c *queueCount) { c.wanted[model] += cards })
 			}
 		default:
 			up(queue, func(c *queueCount) { c.running++ })
@@ -112,6 +112,45 @@ func (s *state) modelsOfCards() map[core.CardID]string {
 		}
 	}
 	return out
+}
+
+// deviceKind is a device group's name in full.
+type deviceKind struct{ vendor, kind, name string }
+
+// cardKinds are the kinds of cards that the nodes have.
+func (s *state) cardKinds() map[deviceKind]bool {
+	out := map[deviceKind]bool{}
+	for _, n := range s.nodes {
+		for i := range n.Devices {
+			if d := &n.Devices[i]; s.isCard(d.Type) {
+				out[deviceKind{d.Vendor, d.Type, string(d.Name)}] = true
+			}
+		}
+	}
+	return out
+}
+
+// onlyModel is the model that a waiting gang's cards will be of, where its
+// asks match but one model of the cluster; "": several would do.
+func (s *state) onlyModel(e *entry, kinds map[deviceKind]bool) string {
+	if len(e.gang.Meta.Models) == 1 {
+		return e.gang.Meta.Models[0]
+	}
+	found := ""
+	for _, group := range e.gang.Groups() {
+		for _, ask := range group.Devices {
+			for k := range kinds {
+				if k.kind != ask.Type || ask.Vendor != "" && k.vendor != ask.Vendor || ask.Name != "" && k.name != ask.Name || k.name == found {
+					continue
+				}
+				if found != "" {
+					return ""
+				}
+				found = k.name
+			}
+		}
+	}
+	return found
 }
 
 func queueView(q *core.Queue, leaf bool, counts map[core.QueueName]*queueCount) view.Queue {

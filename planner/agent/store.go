@@ -224,6 +224,10 @@ func (a *Agent) restore(saved []loaded) {
 			}
 			e.gang = lifecycle.Restore(id, s.set, l.saved, l.index)
 			e.dirty = true
+			// What an earlier planner told is not told again.
+			if n := len(l.saved.Stages); n > 0 {
+				e.told, e.toldLast, e.settled = n, l.saved.Stages[n-1], true
+			}
 			s.reclaim(l.key)
 		}
 		s.loaded = true

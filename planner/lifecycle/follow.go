@@ -44,7 +44,18 @@ func (g *Gang) follow(v Seen) []Effect {
 	if surplus := g.unlisted(v); len(surplus) > 0 {
 		return g.stopLive(v, surplus)
 	}
-	return nil
+	return g.keepStages(v)
+}
+
+// keepStages saves the times of the stages that the reports showed, since
+// later reports of the same members do not: once the ranks train, or a while
+// after they were started.
+func (g *Gang) keepStages(v Seen) []Effect {
+	n := len(g.Saved.Stages)
+	if n <= g.storedStages || g.Saved.Stages[n-1].Stage != contract.StageTraining && !g.elapsed("stages", v.Now, 5*time.Second) {
+		return nil
+	}
+	return []Effect{Save{g.Saved}}
 }
 
 // readReports reads the reports of members whose end Nomad shows before their

@@ -272,6 +272,8 @@ type Gang struct {
 	askSent   bool
 	// publishAfter is when a publication that failed is tried again.
 	publishAfter time.Time
+	// storedStages counts the stages that are saved.
+	storedStages int
 	// wantReports: a member's end was seen and its report was not.
 	wantReports bool
 	// floor is the JobModifyIndex of our last write: what is older is not seen
@@ -310,7 +312,7 @@ func New(id contract.GangID, set *Settings) *Gang {
 // Restore is a gang with what was saved of it.
 func Restore(id contract.GangID, set *Settings, saved Saved, stored uint64) *Gang {
 	g := New(id, set)
-	g.Saved, g.Stored = saved, stored
+	g.Saved, g.Stored, g.storedStages = saved, stored, len(saved.Stages)
 	return g
 }
 

@@ -403,7 +403,7 @@ func (g *Gang) done(d Done) {
 		switch e := e.(type) {
 		case Save:
 			g.Saved = e.Saved
-			g.Stored = d.Stored
+			g.Stored, g.storedStages = d.Stored, len(e.Saved.Stages)
 			if u := g.update; u != nil && u.JobModifyIndex == g.Saved.Index {
 				g.setUser(u)
 				g.update, g.tagged, g.heldIndex, g.described = nil, false, 0, ""
