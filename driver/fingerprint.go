@@ -16,22 +16,30 @@ import (
 
 const (
 	fingerprintEvery = 30 * time.Second
-	consulTimeout    = 3 * time.Second
+	// unhealthyEvery: what is missing may come at any moment, as after a start
+	// of the whole machine.
+	unhealthyEvery = 2 * time.Second
+	consulTimeout  = 3 * time.Second
 )
 
 // Fingerprint reports the driver's health and attributes, at once and then
-// every 30 s.
+// every 30 s, more often while the driver is not healthy.
 func (p *Plugin) Fingerprint(ctx context.Context, send func(driver.Fingerprint) error) error {
 	for {
 		config, changed := p.settings()
-		if err := send(p.fingerprint(ctx, config)); err != nil {
+		f := p.fingerprint(ctx, config)
+		if err := send(f); err != nil {
 			return err
+		}
+		pause := fingerprintEvery
+		if f.Health != driver.HealthHealthy {
+			pause = unhealthyEvery
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-		case <-time.After(fingerprintEvery):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -208,6 +207,17 @@ func (tr *trial) eventsOf(m *trialMember) string {
 	return strings.Join(*list.(*[]string), "\n")
 }
 
+// awaitEvent waits until a member's events hold a text.
+func (tr *trial) awaitEvent(m *trialMember, text string) {
+	tr.t.Helper()
+	for !strings.Contains(tr.eventsOf(m), text) {
+		if tr.ctx.Err() != nil {
+			tr.t.Fatalf("no event ever said %q:\n%s", text, tr.eventsOf(m))
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // start starts all members' tasks.
 func (tr *trial) start() {
 	tr.t.Helper()
@@ -363,12 +373,4 @@ func shimsOf(alloc string) (pids []string) {
 		}
 	}
 	return pids
-}
-
-// noPort skips where loopback has none.
-func freePort(t *testing.T) int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }

@@ -56,7 +56,7 @@ func TestTorchrunAllReduce(t *testing.T) {
 		m.log.await(t, tr.ctx, "5 steps over 4 ranks, every sum right; the last is 50")
 		m.log.await(t, tr.ctx, "run "+tr.gang.RunID(1, "rank"))
 		must.Eq(t, contract.OutcomeComplete, tr.exit(i).Outcome)
-		must.StrContains(t, tr.eventsOf(m), "first progress")
+		tr.awaitEvent(m, "first progress")
 	}
 	must.StrContains(t, tr.members[1].log.text(), "[3] rank 3")
 }

@@ -1,7 +1,9 @@
 package member
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nomad-muster/muster/driver/progress"
@@ -309,15 +311,35 @@ func (m *Member) concludeLauncher(x *contract.Exit) {
 	}
 }
 
-// firstFailure is the rank that failed first.
+// sameMoment is how far apart failures may be and still be one event: ranks
+// that lose their peer fail within this time of it.
+const sameMoment = 200 * time.Millisecond
+
+// firstFailure is the rank that failed first. Among those that failed in the
+// same moment, one that gives a code of its own or died by a signal says more
+// than one that ended with 1, as every uncaught exception does.
 func (m *Member) firstFailure() (int, *rank) {
-	number := -1
+	var numbers []int
 	for n, r := range m.ranks {
-		if r.failed() && !r.killed && (number < 0 || r.at.Before(m.ranks[number].at) || r.at.Equal(m.ranks[number].at) && n < number) {
-			number = n
+		if r.failed() && !r.killed {
+			numbers = append(numbers, n)
 		}
 	}
-	return number, m.ranks[number]
+	if len(numbers) == 0 {
+		return -1, nil
+	}
+	slices.SortFunc(numbers, func(a, b int) int { return cmp.Or(m.ranks[a].at.Compare(m.ranks[b].at), cmp.Compare(a, b)) })
+	first := m.ranks[numbers[0]]
+	for _, n := range numbers {
+		r := m.ranks[n]
+		if r.at.Sub(first.at) > sameMoment {
+			break
+		}
+		if r.code != 1 && r.signal != 15 {
+			return n, r
+		}
+	}
+	return numbers[0], first
 }
 
 // leftByThemselves: no rank had to be killed.

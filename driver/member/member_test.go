@@ -278,6 +278,18 @@ func TestFailingRankGivesItsOwnCode(t *testing.T) {
 	}
 }
 
+// A rank that loses its peer ends with an exception, perhaps seen before the
+// peer's own end.
+func TestOwnCodeSaysMoreThanAnException(t *testing.T) {
+	l := newLife(t)
+	l.running()
+	l.rankEnds(0, 1, 0)
+	l.now = l.now.Add(20 * time.Millisecond)
+	l.rankEnds(1, 42, 0)
+	l.launcherEnds(1, 0)
+	must.Eq(t, 1, l.over(contract.OutcomeFailed, 42).Rank)
+}
+
 func TestRankThatIgnoresTheEndOfAnotherIsKilled(t *testing.T) {
 	l := newLife(t)
 	l.running()
@@ -671,7 +683,9 @@ func TestMemberInvariants(t *testing.T) {
 			case 0, 1:
 				r := l.record(rapid.IntRange(1, 2).Draw(rt, "attempt"), rapid.SampledFrom([]contract.Phase{contract.PhasePlaced, contract.PhaseReleased, contract.PhaseEnded}).Draw(rt, "phase"))
 				r.Members[l.index].Start = rapid.SampledFrom([]int{1, 1, 1, 2}).Draw(rt, "start")
-				releasedRecord = r.Phase == contract.PhaseReleased && r.Members[l.index].Start == 1
+				if r.Attempt >= l.m.attempt { // an older one is ignored
+					releasedRecord = r.Phase == contract.PhaseReleased && r.Members[l.index].Start == 1
+				}
 				l.see(r)
 			case 2:
 				problems := rapid.SampledFrom([][]contract.Problem{nil, nil, {{What: "disk", Text: "full"}}}).Draw(rt, "problems")

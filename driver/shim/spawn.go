@@ -38,10 +38,19 @@ type command struct {
 // spawner starts processes and waits for all children, orphans included.
 type spawner struct {
 	jobs chan func()
+	null *os.File
+	// deaths lists processes in the order in which they end: when several ranks
+	// fail within a moment, the first is the one to blame.
+	deaths int // epoll of process descriptors
 
 	mu      sync.Mutex
-	waiting map[int]chan ended
-	null    *os.File
+	waiting map[int]child
+}
+
+// child is a process that somebody waits for.
+type child struct {
+	ch chan ended
+	fd int
 }
 
 // newSpawner makes the process the subreaper of its descendants.
@@ -53,7 +62,11 @@ func newSpawner() (*spawner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &spawner{jobs: make(chan func()), waiting: map[int]chan ended{}, null: null}
+	deaths, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("wait for processes: %w", err)
+	}
+	s := &spawner{jobs: make(chan func()), waiting: map[int]child{}, null: null, deaths: deaths}
 	go func() {
 		// The parent death signal comes when the thread that forked ends, so
 		// one thread forks, and it ends with the process.
@@ -73,14 +86,40 @@ func newSpawner() (*spawner, error) {
 }
 
 func (s *spawner) reap() {
-	for {
-		var status unix.WaitStatus
-		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+	s.mu.Lock() // a child that ends at once is entered before it is looked up
+	defer s.mu.Unlock()
+	for events := make([]unix.EpollEvent, 64); ; {
+		n, err := unix.EpollWait(s.deaths, events, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil || pid <= 0 {
-			return
+		for _, e := range events[:max(0, n)] {
+			s.wait(int(e.Fd))
+		}
+		if n < len(events) {
+			break
+		}
+	}
+	for s.wait(-1) { // orphans
+	}
+}
+
+// wait waits for one child, or any, if it has ended. s.mu is held.
+func (s *spawner) wait(pid int) bool {
+	var status unix.WaitStatus
+	var err error
+	for {
+		if pid, err = unix.Wait4(pid, &status, unix.WNOHANG, nil); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil || pid <= 0 {
+		return false
+	}
+	if c, ours := s.waiting[pid]; ours {
+		delete(s.waiting, pid)
+		if c.fd >= 0 {
+			unix.Close(c.fd) // leaves the epoll too
 		}
 		e := ended{at: time.Now()}
 		if status.Signaled() {
@@ -88,13 +127,9 @@ func (s *spawner) reap() {
 		} else {
 			e.code = status.ExitStatus()
 		}
-		s.mu.Lock() // a child that ends at once is entered before it is looked up
-		if ch, ours := s.waiting[pid]; ours {
-			delete(s.waiting, pid)
-			ch <- e
-		}
-		s.mu.Unlock()
+		c.ch <- e
 	}
+	return true
 }
 
 // start starts a process; how it ended comes once on the channel.
@@ -135,7 +170,7 @@ func (s *spawner) start(c command) (pid int, done <-chan ended, err error) {
 		s.mu.Lock()
 		var err error
 		if pid, err = syscall.ForkExec(path, c.argv, attr); err == nil {
-			s.waiting[pid] = ch
+			s.waiting[pid] = child{ch, s.watch(pid)}
 		}
 		s.mu.Unlock()
 		result <- errors.Join(err, back())
@@ -147,6 +182,19 @@ func (s *spawner) start(c command) (pid int, done <-chan ended, err error) {
 		return 0, nil, fmt.Errorf("start %s: %w", path, err)
 	}
 	return pid, ch, nil
+}
+
+// watch enters a process into deaths; -1 where the kernel cannot (before 5.3).
+func (s *spawner) watch(pid int) int {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1
+	}
+	if unix.EpollCtl(s.deaths, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(pid)}) != nil {
+		unix.Close(fd)
+		return -1
+	}
+	return fd
 }
 
 // resolve finds a program the way a shell would with the process's own search

@@ -44,6 +44,7 @@ func Main() int {
 	if err := unix.Dup2(int(s.spawn.null.Fd()), 1); err == nil {
 		_ = unix.Dup2(int(s.spawn.null.Fd()), 0)
 	}
+	giveBackText()
 	s.run()
 	return 0
 }
@@ -362,11 +363,13 @@ func (s *supervisor) publishEnd(wait time.Duration) bool {
 	}
 }
 
-// end is everything after the member is over.
+// end is everything after the member is over. What others look at, the board
+// and the log, is settled before Nomad learns of the end.
 func (s *supervisor) end() {
 	s.cancel()
 	<-s.quiet // no older report comes after the last
 	published := s.publishEnd(3 * time.Second)
+	left := published && s.leaveBoard(2*time.Second)
 	_ = s.stdout.Close(2 * time.Second)
 	_ = s.stderr.Close(2 * time.Second)
 	if s.cgroup != nil {
@@ -378,16 +381,21 @@ func (s *supervisor) end() {
 		p.close()
 	}
 	s.server.finish(*s.member.Exit())
-	if !published {
-		s.publishEnd(time.Minute)
+	_ = os.Remove(s.start.Socket())
+	if !left && (published || s.publishEnd(time.Minute)) {
+		s.leaveBoard(5 * time.Second)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	s.log.Info("over", "outcome", s.member.Exit().Outcome)
+}
+
+func (s *supervisor) leaveBoard(wait time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	if err := s.board.Close(ctx); err != nil {
+	err := s.board.Close(ctx)
+	if err != nil {
 		s.log.Warn("cannot leave the rendezvous; what is left there expires", "error", err)
 	}
-	_ = os.Remove(s.start.Socket())
-	s.log.Info("over", "outcome", s.member.Exit().Outcome)
+	return err == nil
 }
 
 // watchLogs tells when nobody takes the task's output any more.
