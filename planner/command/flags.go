@@ -54,11 +54,11 @@ type Call struct {
 	command Command
 
 	// Flags of all commands that ask a planner, and of those that print data.
-	address, token, namespace      string
-	caCert, clientCert, clientKey  string
-	skipVerify, asJSON, noColor    bool
-	template                       string
-	fellBackNamespace, printedJSON bool
+	address, token, namespace     string
+	caCert, clientCert, clientKey string
+	skipVerify, asJSON, noColor   bool
+	template                      string
+	printedJSON                   bool
 }
 
 func (c *Call) flags() *Flags {
