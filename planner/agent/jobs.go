@@ -191,7 +191,7 @@ func (a *Agent) Stop(ctx context.Context, by httpapi.Caller, namespace, job stri
 
 // apiError is a failed call to Nomad in the API's words.
 func apiError(operation, object string, err error) error {
-	e := &view.Error{Code: view.CodeUnavailable, Operation: operation, Object: object, Cause: err.Error(), Hint: "see whether Nomad answers: nomad server members"}
+	e := &view.Error{Code: view.CodeUnavailable, Operation: operation, Object: object, Cause: err.Error(), Hint: "the nomad block of the planner's configuration, or NOMAD_ADDR in its environment, says where it looks"}
 	var call *nomad.CallError
 	if errors.As(err, &call) && call.Body != "" {
 		e.Cause = "Nomad answers: " + call.Body

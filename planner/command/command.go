@@ -218,7 +218,7 @@ func normal(args []string) []string {
 func all(parts Parts) map[string]Command {
 	out := map[string]Command{
 		"job run": jobRun(), "job plan": jobPlan(), "job stop": jobStop(), "job validate": jobValidate(),
-		"queue": queueList(), "queue status": queueStatus(), "status": status(), "why": why(), "nodes": nodes(),
+		"queue": queueList(), "queue status": queueStatus(), "status": status(), "why": why(), "eta": eta(), "nodes": nodes(),
 		"config validate": configValidate(), "version": version(),
 	}
 	if parts.Agent != nil {

@@ -140,6 +140,8 @@ func TestScreens(t *testing.T) {
 		{"status_over", []string{"status", "old"}, nil, 0},
 		{"why_waiting", []string{"why", "llama"}, nil, 0},
 		{"why_running", []string{"why", "train-7"}, nil, 0},
+		{"eta_waiting", []string{"eta", "llama"}, nil, 0},
+		{"eta_running", []string{"eta", "train-7"}, nil, 0},
 		{"nodes", []string{"nodes"}, nil, 0},
 		{"plan_start", []string{"job", "plan", "JOB"}, nil, 0},
 		{"plan_wait", []string{"job", "plan", "JOB"}, waits, command.ExitNotNow},
@@ -157,7 +159,7 @@ func TestScreens(t *testing.T) {
 					test.args[i] = s.file("the job")
 				}
 			}
-			if test.args[0] == "status" || test.args[0] == "why" {
+			if test.args[0] == "status" || test.args[0] == "why" || test.args[0] == "eta" {
 				s.env["NOMAD_NAMESPACE"] = "*"
 			}
 			r := s.run(test.args...)

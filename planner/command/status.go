@@ -14,7 +14,7 @@ func status() Command {
 		Synopsis: "Show a gang with stages, members and attempts, or the planner",
 		Usage:    "status [options] [job]",
 		About: "With a job, whose name may be short: its gang's stages with their times, members, cards, attempts, events and verdict. Without one: the planner's own state, contacts, cards and problems; " +
-			"the exit code is then 6 if it has lost Nomad.",
+			"the exit code is then 6 if it has no contact with Nomad.",
 		API: true, Data: true, Most: 1,
 		Run: func(c *Call, args []string) error {
 			api, err := c.client()
@@ -29,7 +29,7 @@ func status() Command {
 				if err := c.print(s, func(w *screen) { w.status(s) }); err != nil {
 					return err
 				}
-				if s.State == "stale" {
+				if !s.Nomad.OK && s.Nomad.Error != "" {
 					return &Exit{Code: ExitNoContact, Err: fmt.Errorf("the planner has no contact with Nomad at %s: %s", s.Nomad.Address, s.Nomad.Error)}
 				}
 				return nil
@@ -203,6 +203,10 @@ func (w *screen) status(s view.Status) {
 	if s.State != "active" {
 		colour = yellow
 	}
+	cycle := "none yet"
+	if s.Cycles > 0 {
+		cycle = fmt.Sprintf("%s ago, took %.1f ms (%d so far)", c.ago(s.LastCycle), s.CycleSeconds*1000, s.Cycles)
+	}
 	stages := slices.Sorted(maps.Keys(s.Gangs))
 	gangs := make([]string, len(stages))
 	for i, stage := range stages {
@@ -210,7 +214,7 @@ func (w *screen) status(s view.Status) {
 	}
 	w.pairs("Planner", c.paint(c.Terminal, colour, state), "Why", s.Why, "Version", s.Version, "Up", c.ago(s.Started), "Region", s.Region,
 		"Nomad", c.contact(s.Nomad), "Consul", c.contact(s.Consul), "Nodes", fmt.Sprint(s.Nodes), "Gangs", strings.Join(gangs, ", "),
-		"Last cycle", fmt.Sprintf("%s ago, took %.1f ms (%d so far)", c.ago(s.LastCycle), s.CycleSeconds*1000, s.Cycles))
+		"Last cycle", cycle)
 	if len(s.Cards) > 0 {
 		w.title("Cards")
 		var rows [][]cell
@@ -240,6 +244,8 @@ func (c *Call) contact(k view.Contact) string {
 		return text
 	case k.Address == "" && k.Error == "":
 		return "not used"
+	case k.Address == "":
+		return k.Error
 	}
 	return text + " " + c.paint(c.Terminal, red, "no contact") + ": " + k.Error
 }

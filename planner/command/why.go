@@ -2,7 +2,6 @@ package command
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/nomad-muster/muster/planner/view"
 )
@@ -44,14 +43,7 @@ func (w *screen) why(y view.Why) {
 	w.blockers(v)
 	if v.Position > 0 {
 		w.title("Expected start")
-		text := w.c.eta(&v.ETA)
-		if v.ETA.Promised {
-			text += " (promised)"
-		}
-		w.line("%s", text)
-		if v.ETA.Assumption != "" {
-			w.line("if %s", strings.TrimPrefix(v.ETA.Assumption, "if "))
-		}
+		w.start(v.ETA)
 	}
 }
 

@@ -48,7 +48,7 @@ func (s *Server) fail(w http.ResponseWriter, req *http.Request, err error) {
 	if status == 0 {
 		status = http.StatusInternalServerError
 	}
-	if status >= 500 && req.Context().Err() == nil {
+	if status == http.StatusInternalServerError && req.Context().Err() == nil {
 		s.Log.Error("a request failed", "method", req.Method, "path", req.URL.Path, "error", err)
 	}
 	if status == http.StatusUnauthorized {

@@ -296,9 +296,18 @@ func TestErrors(t *testing.T) {
 	status, _ = ask(t, "POST", url+"/v1/gang/default/train/stop", "", `{"purge": true}`)
 	must.Eq(t, 200, status)
 
+	// What is not known is not reported as nothing.
 	p.SetCluster(nil, nil, func(s *view.Status) { s.State = "starting" })
-	_, body := ask(t, "GET", url+"/v1/gang/default/gone", "", "")
-	must.StrContains(t, refusal(t, body).Cause, "starting")
+	for _, path := range []string{"/v1/gang/default/gone", "/v1/gangs", "/v1/queues", "/v1/queue/default", "/v1/nodes"} {
+		status, body := ask(t, "GET", url+path, "", "")
+		must.Eq(t, 503, status)
+		must.StrContains(t, refusal(t, body).Cause, "starting")
+	}
+	p.SetCluster(nil, nil, func(s *view.Status) { s.Nomad.Address, s.Nomad.Error = "http://127.0.0.1:1", "connection refused" })
+	_, body := ask(t, "GET", url+"/v1/gangs", "", "")
+	e = refusal(t, body)
+	must.StrContains(t, e.Error(), "http://127.0.0.1:1: connection refused")
+	must.StrContains(t, e.Error(), "NOMAD_ADDR")
 	status, body = ask(t, "GET", url+"/v1/health", "", "")
 	must.Eq(t, 503, status)
 	must.StrContains(t, body, `"ok":false`)

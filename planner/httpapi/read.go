@@ -12,7 +12,25 @@ import (
 	"github.com/nomad-muster/muster/planner/view"
 )
 
+// known is an error while the planner has no picture of the cluster yet: an
+// empty list would read as "there is nothing".
+func (s *Server) known(q *request) error {
+	status := s.Cluster.Status()
+	if status.State != "starting" {
+		return nil
+	}
+	e := &view.Error{Code: view.CodeUnavailable, Operation: q.route.operation(), Cause: "the planner is starting and does not know the cluster yet", Hint: "try again in a moment"}
+	if n := status.Nomad; !n.OK && n.Error != "" {
+		e.Cause = "the planner has not reached Nomad yet, at " + n.Address + ": " + n.Error
+		e.Hint = "the nomad block of its configuration, or NOMAD_ADDR in its environment, says where it looks"
+	}
+	return e
+}
+
 func (s *Server) listGangs(q *request) (any, error) {
+	if err := s.known(q); err != nil {
+		return nil, err
+	}
 	query := q.URL.Query()
 	ended, err := q.boolean("ended")
 	if err != nil {
@@ -58,19 +76,13 @@ func (s *Server) gang(q *request) (view.Gang, error) {
 	namespace, job := q.PathValue("namespace"), q.PathValue("job")
 	g, ok := s.Gangs.Gang(namespace, job)
 	if !ok {
-		return g, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Object: namespace + "/" + job, Cause: s.absent(),
+		if err := s.known(q); err != nil {
+			return g, err
+		}
+		return g, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Object: namespace + "/" + job, Cause: "not found",
 			Hint: "GET /v1/gangs?ended=true lists what is there; a job that names no queue is no gang"}
 	}
 	return g, nil
-}
-
-// absent says why something may not be found: nothing is known yet, or there
-// is none.
-func (s *Server) absent() string {
-	if state := s.Cluster.Status(); state.State == "starting" {
-		return "the planner is starting and does not know the cluster yet"
-	}
-	return "not found"
 }
 
 const (
@@ -121,11 +133,17 @@ func (s *Server) why(q *request) (any, error) {
 	return out, nil
 }
 
-func (s *Server) listQueues(*request) (any, error) {
+func (s *Server) listQueues(q *request) (any, error) {
+	if err := s.known(q); err != nil {
+		return nil, err
+	}
 	return view.QueueList{Index: s.Feed.Index(), Queues: orEmpty(s.Cluster.Queues())}, nil
 }
 
 func (s *Server) readQueue(q *request) (any, error) {
+	if err := s.known(q); err != nil {
+		return nil, err
+	}
 	name := q.PathValue("queue")
 	for _, queue := range s.Cluster.Queues() {
 		if queue.Name == name {
@@ -135,7 +153,10 @@ func (s *Server) readQueue(q *request) (any, error) {
 	return nil, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Object: name, Cause: "not found", Hint: "GET /v1/queues lists what is there"}
 }
 
-func (s *Server) listNodes(*request) (any, error) {
+func (s *Server) listNodes(q *request) (any, error) {
+	if err := s.known(q); err != nil {
+		return nil, err
+	}
 	nodes := slices.Clone(s.Cluster.Nodes())
 	slices.SortFunc(nodes, func(a, b view.Node) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 	return view.NodeList{Index: s.Feed.Index(), Nodes: orEmpty(nodes)}, nil
