@@ -1,0 +1,116 @@
+//go:build linux
+
+package trial
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Running is a process of the cluster as the kernel shows it.
+type Running struct {
+	Pid, Parent int
+	Args        []string
+}
+
+func (r Running) String() string { return fmt.Sprintf("%d %s", r.Pid, strings.Join(r.Args, " ")) }
+
+// Processes gives the running processes whose arguments, environment or
+// working folder hold the text, by pid; the calling process is not among them,
+// nor are those that are over and only wait to be collected. Looking for an
+// allocation's id or a folder finds what belongs to it, whoever its parent is.
+func Processes(text string) ([]Running, error) {
+	folders, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var found []Running
+	for _, folder := range folders {
+		pid, _ := strconv.Atoi(filepath.Base(folder))
+		if pid == os.Getpid() {
+			continue
+		}
+		args, err := os.ReadFile(folder + "/cmdline")
+		if err != nil || len(args) == 0 { // gone, over or of the kernel
+			continue
+		}
+		env, _ := os.ReadFile(folder + "/environ") // others' may not be read
+		cwd, _ := os.Readlink(folder + "/cwd")
+		if !strings.Contains(string(args), text) && !strings.Contains(string(env), text) && !strings.Contains(cwd, text) {
+			continue
+		}
+		found = append(found, Running{Pid: pid, Parent: parentOf(folder), Args: strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")})
+	}
+	sort.Slice(found, func(i, j int) bool { return found[i].Pid < found[j].Pid })
+	return found, nil
+}
+
+func parentOf(folder string) int {
+	stat, err := os.ReadFile(folder + "/stat")
+	if err != nil {
+		return 0
+	}
+	// pid (name) state parent ...; the name may hold anything.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(fields[1])
+	return parent
+}
+
+// sweep kills what still runs of the folder and undoes mounts below it. It
+// returns what it had to kill.
+func sweep(dir string) ([]Running, error) {
+	var killed []Running
+	for range 50 {
+		left, err := Processes(dir)
+		if err != nil {
+			return killed, err
+		}
+		if len(left) == 0 {
+			return killed, unmount(dir)
+		}
+		for _, p := range left {
+			if !slices.ContainsFunc(killed, func(k Running) bool { return k.Pid == p.Pid }) {
+				killed = append(killed, p)
+			}
+			_ = syscall.Kill(p.Pid, syscall.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond) // the kernel takes them down; nothing tells when
+	}
+	return killed, fmt.Errorf("processes of %s do not die: %v", dir, killed)
+}
+
+// unmount undoes the mounts below a folder, the innermost first.
+func unmount(dir string) error {
+	table, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	defer table.Close()
+	var points []string
+	lines := bufio.NewScanner(table)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			points = append(points, fields[4])
+		}
+	}
+	var faults []error
+	for _, point := range slices.Backward(points) {
+		if err := syscall.Unmount(point, syscall.MNT_DETACH); err != nil {
+			faults = append(faults, fmt.Errorf("unmount %s: %w", point, err))
+		}
+	}
+	return errors.Join(append(faults, lines.Err())...)
+}

@@ -1,0 +1,85 @@
+//go:build linux
+
+package trial
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// startPlanner starts muster agent and returns when it answers.
+func (c *Cluster) startPlanner(ctx context.Context, extra string) error {
+	port, err := freePort()
+	if err != nil {
+		return fmt.Errorf("prepare the planner: %w", err)
+	}
+	dir := filepath.Join(c.Dir, "planner")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("prepare the planner: %w", err)
+	}
+	file := filepath.Join(dir, "muster.hcl")
+	if err := os.WriteFile(file, []byte(c.plannerConfig(dir, port)+extra), 0o600); err != nil {
+		return fmt.Errorf("prepare the planner: %w", err)
+	}
+	c.MusterAddr = fmt.Sprintf("http://127.0.0.1:%d", port)
+	c.Planner = &Process{Name: "planner", Log: filepath.Join(dir, "muster.log"), path: c.Binaries.Muster, args: []string{"agent", "-config", file}, env: environment(), dir: dir}
+	return c.StartPlanner(ctx)
+}
+
+// StartPlanner starts the planner, after Planner.Kill, and returns when it
+// answers.
+func (c *Cluster) StartPlanner(ctx context.Context) error {
+	if err := c.Planner.start(); err != nil {
+		return err
+	}
+	return c.Planner.wait(ctx, "start the planner", func(ctx context.Context) error {
+		return call(ctx, "GET", c.MusterAddr+"/v1/health", nil, nil)
+	})
+}
+
+// StartConsul starts Consul, after Consul.Kill, and returns when it answers.
+func (c *Cluster) StartConsul(ctx context.Context) error {
+	if err := c.Consul.start(); err != nil {
+		return err
+	}
+	return c.Consul.wait(ctx, "start Consul", func(ctx context.Context) error { return consulReady(ctx, c.ConsulAddr) })
+}
+
+// Env is what a command needs of its environment to talk to this cluster.
+func (c *Cluster) Env() []string {
+	return []string{"NOMAD_ADDR=" + c.NomadAddr, "CONSUL_HTTP_ADDR=" + c.ConsulAddr, "MUSTER_ADDR=" + c.MusterAddr}
+}
+
+// Result of a command.
+type Result struct {
+	Stdout, Stderr string
+	Code           int
+}
+
+// Run runs a program against this cluster and gives its output and exit code;
+// an error only where it could not be run or did not end before ctx.
+func (c *Cluster) Run(ctx context.Context, program string, args ...string) (Result, error) {
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Dir = environment(c.Env()...), &out, &errs, c.Dir
+	err := cmd.Run()
+	r := Result{Stdout: out.String(), Stderr: errs.String(), Code: cmd.ProcessState.ExitCode()}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && ctx.Err() == nil {
+		err = nil
+	}
+	if err != nil {
+		return r, fmt.Errorf("run %s %v: %w\n%s", program, args, err, errs.String())
+	}
+	return r, nil
+}
+
+// Muster runs our command line.
+func (c *Cluster) Muster(ctx context.Context, args ...string) (Result, error) {
+	return c.Run(ctx, c.Binaries.Muster, args...)
+}

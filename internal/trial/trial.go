@@ -1,0 +1,242 @@
+//go:build linux
+
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Kind of a cluster's Nomad.
+type Kind string
+
+// The kinds.
+const (
+	Real      Kind = "real"
+	Simulated Kind = "simulated"
+)
+
+// Options say what Start is to bring up.
+type Options struct {
+	Kind  Kind
+	Nodes []Node // empty: four nodes of four cards
+	// Dir holds configuration, state and logs; Close leaves it. Empty: a
+	// temporary folder that Close removes.
+	Dir string
+	// Binaries; Nomad is needed for a real cluster only.
+	Binaries Binaries
+	// NoPlanner leaves the planner out. PlannerConfig is appended to its
+	// configuration.
+	NoPlanner     bool
+	PlannerConfig string
+	// Progress is told what is being done, a line each. Nil: nobody is.
+	Progress func(string)
+}
+
+// Node is a client of the cluster with its simulated cards.
+type Node struct {
+	Name, Leaf, Spine string
+	Cards             int
+	CPU               int // MHz
+	MemoryMB          int
+}
+
+// Nodes gives n nodes named n1, n2, ... with so many cards each, two to a leaf
+// and four to a spine.
+func Nodes(n, cards int) []Node {
+	nodes := make([]Node, n)
+	for i := range nodes {
+		nodes[i] = Node{Name: fmt.Sprintf("n%d", i+1), Leaf: fmt.Sprintf("leaf%d", i/2+1), Spine: fmt.Sprintf("spine%d", i/4+1), Cards: cards, CPU: 64000, MemoryMB: 262144}
+	}
+	return nodes
+}
+
+// Cluster is a running trial cluster. Its methods may be called from several
+// goroutines.
+type Cluster struct {
+	Kind       Kind
+	Dir        string
+	Binaries   Binaries
+	NomadAddr  string // http://host:port
+	ConsulAddr string
+	MusterAddr string // empty without a planner
+	Consul     *Process
+	Planner    *Process // nil without
+
+	nodes     []*node
+	nomad     backend
+	temporary bool
+	progress  func(string)
+	closing   sync.Once
+	closed    error
+}
+
+// backend is a Nomad cluster, real or simulated.
+type backend interface {
+	address() string
+	start(context.Context) error
+	// killClient ends a node's agent as a crash does: plugins and tasks stay.
+	killClient(node string) error
+	startClient(node string) error
+	stop()
+	// logs is the end of what a node's agent logged.
+	logs(node string) string
+}
+
+// node is a Node with what this cluster gives it.
+type node struct {
+	Node
+	dir       string
+	firstPort int // of portsPerNode: the first half Nomad's, the second the driver's
+	consul    string
+}
+
+func (n *node) plugins() string { return filepath.Join(n.dir, "plugins") }
+func (n *node) cards() string   { return filepath.Join(n.dir, "cards.hcl") }
+
+// Start brings a cluster up and returns when every node is ready with its
+// driver and its cards, and the planner answers. On an error everything is
+// taken down again; the error carries the end of the log that matters.
+func Start(ctx context.Context, o Options) (*Cluster, error) {
+	if len(o.Nodes) == 0 {
+		o.Nodes = Nodes(4, 4)
+	}
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	c := &Cluster{Kind: o.Kind, Dir: o.Dir, Binaries: o.Binaries, progress: o.Progress}
+	if c.Dir == "" {
+		dir, err := os.MkdirTemp("", "muster-trial-")
+		if err != nil {
+			return nil, fmt.Errorf("start the trial cluster: %w", err)
+		}
+		c.Dir, c.temporary = dir, true
+	}
+	if err := c.bringUp(ctx, o); err != nil {
+		c.temporary = false // the logs are wanted
+		return nil, errors.Join(fmt.Errorf("start the trial cluster (logs are in %s): %w", c.Dir, err), c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) bringUp(ctx context.Context, o Options) (err error) {
+	if c.Consul, c.ConsulAddr, err = newConsul(o.Binaries.Consul, filepath.Join(c.Dir, "consul")); err != nil {
+		return err
+	}
+	for _, n := range o.Nodes {
+		made := &node{Node: n, dir: filepath.Join(c.Dir, n.Name), consul: c.ConsulAddr}
+		if err := made.prepare(o.Binaries); err != nil {
+			return fmt.Errorf("prepare node %s: %w", n.Name, err)
+		}
+		c.nodes = append(c.nodes, made)
+	}
+	switch o.Kind {
+	case Real:
+		if o.Binaries.Nomad == "" {
+			return errors.New("a real Nomad is asked for, but none was found: set NOMAD_BIN or put nomad on the PATH")
+		}
+		c.nomad, err = newRealNomad(o.Binaries.Nomad, c.Dir, c.nodes)
+	case Simulated:
+		c.nomad, err = newSimulatedNomad(c.Dir, c.nodes)
+	default:
+		err = fmt.Errorf("%q is no kind of cluster: %s or %s", o.Kind, Real, Simulated)
+	}
+	if err != nil {
+		return err
+	}
+	c.NomadAddr = c.nomad.address()
+
+	c.progress("starting Consul at " + c.ConsulAddr)
+	if err := c.Consul.start(); err != nil {
+		return err
+	}
+	c.progress(fmt.Sprintf("starting a %s Nomad with %d nodes at %s", o.Kind, len(c.nodes), c.NomadAddr))
+	if err := c.nomad.start(ctx); err != nil {
+		return err
+	}
+	if err := c.Consul.wait(ctx, "start Consul", func(ctx context.Context) error { return consulReady(ctx, c.ConsulAddr) }); err != nil {
+		return err
+	}
+	if err := c.awaitNodes(ctx); err != nil {
+		return err
+	}
+	if o.NoPlanner {
+		return nil
+	}
+	c.progress("starting the planner")
+	return c.startPlanner(ctx, o.PlannerConfig)
+}
+
+// prepare makes the node's folder: plugins, cards, ports. Each node has its
+// own copy of the plugins, so that the kernel's process list tells whose a
+// plugin is.
+func (n *node) prepare(b Binaries) (err error) {
+	if n.firstPort, err = portBlock(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(n.plugins(), 0o755); err != nil {
+		return err
+	}
+	for name, path := range map[string]string{driverName: b.Driver, deviceName: b.Device} {
+		if err := linkOrCopy(path, filepath.Join(n.plugins(), name)); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(n.cards(), []byte(n.cardsFile()), 0o644)
+}
+
+func linkOrCopy(from, to string) error {
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, 0o755)
+}
+
+// Close stops all jobs, takes the cluster down and removes what it left:
+// processes, mounts and, where it is temporary, its folder. It is an error if
+// a process of the cluster was still there when everything had been stopped.
+func (c *Cluster) Close() error {
+	c.closing.Do(func() { c.closed = c.takeDown() })
+	return c.closed
+}
+
+func (c *Cluster) takeDown() error {
+	var faults []error
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	stopped := false
+	if c.nomad != nil {
+		err := c.stopJobs(ctx)
+		stopped = err == nil
+	}
+	if c.Planner != nil {
+		c.Planner.stop(5 * time.Second)
+	}
+	if c.nomad != nil {
+		c.nomad.stop()
+	}
+	if c.Consul != nil {
+		c.Consul.stop(5 * time.Second)
+	}
+	killed, err := sweep(c.Dir)
+	faults = append(faults, err)
+	if stopped && len(killed) > 0 {
+		faults = append(faults, fmt.Errorf("left behind although all jobs had ended, and killed now: %v", killed))
+	}
+	if c.temporary {
+		faults = append(faults, os.RemoveAll(c.Dir))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return fmt.Errorf("take the trial cluster down: %w", err)
+	}
+	return nil
+}
