@@ -24,11 +24,12 @@ type Running struct {
 
 func (r Running) String() string { return fmt.Sprintf("%d %s", r.Pid, strings.Join(r.Args, " ")) }
 
-// Processes gives the running processes whose arguments, environment or
-// working folder hold the text, by pid; the calling process is not among them,
-// nor are those that are over and only wait to be collected. Looking for an
-// allocation's id or a folder finds what belongs to it, whoever its parent is.
-func Processes(text string) ([]Running, error) {
+// Processes gives the running processes whose arguments, environment and
+// working folder together hold all the texts, by pid; the calling process is
+// not among them, nor are those that are over and only wait to be collected.
+// Looking for an allocation's id or a folder finds what belongs to it, whoever
+// its parent is.
+func Processes(texts ...string) ([]Running, error) {
 	folders, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -45,7 +46,8 @@ func Processes(text string) ([]Running, error) {
 		}
 		env, _ := os.ReadFile(folder + "/environ") // others' may not be read
 		cwd, _ := os.Readlink(folder + "/cwd")
-		if !strings.Contains(string(args), text) && !strings.Contains(string(env), text) && !strings.Contains(cwd, text) {
+		all := string(args) + "\x00" + string(env) + "\x00" + cwd
+		if slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(all, text) }) {
 			continue
 		}
 		found = append(found, Running{Pid: pid, Parent: parentOf(folder), Args: strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")})

@@ -148,8 +148,8 @@ func (c *Cluster) KillPlugin(node, plugin string) error {
 	return fmt.Errorf("kill plugin %s of node %s: there is no such node", plugin, node)
 }
 
-// stopJobs deregisters every job and returns when all allocations have ended.
-func (c *Cluster) stopJobs(ctx context.Context) error {
+// StopJobs deregisters every job and returns when all allocations have ended.
+func (c *Cluster) StopJobs(ctx context.Context) error {
 	var jobs []struct {
 		ID, Namespace string
 		Stop          bool

@@ -154,12 +154,8 @@ func (r *realNomad) start(ctx context.Context) error {
 	if err := r.server.start(); err != nil {
 		return err
 	}
-	for _, name := range r.order {
-		if err := r.clients[name].start(); err != nil {
-			return err
-		}
-	}
-	return r.server.wait(ctx, "start Nomad's server", func(ctx context.Context) error {
+	// A client that finds no server waits long before it tries again.
+	err := r.server.wait(ctx, "start Nomad's server", func(ctx context.Context) error {
 		var leader string
 		if err := call(ctx, "GET", r.http+"/v1/status/leader", nil, &leader); err != nil {
 			return err
@@ -169,6 +165,15 @@ func (r *realNomad) start(ctx context.Context) error {
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	for _, name := range r.order {
+		if err := r.clients[name].start(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *realNomad) stop() {

@@ -215,7 +215,7 @@ func (c *Cluster) takeDown() error {
 	defer cancel()
 	stopped := false
 	if c.nomad != nil {
-		err := c.stopJobs(ctx)
+		err := c.StopJobs(ctx)
 		stopped = err == nil
 	}
 	if c.Planner != nil {

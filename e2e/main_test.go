@@ -1,0 +1,168 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nomad-muster/muster/internal/trial"
+)
+
+// suite is what all scenarios share.
+var suite struct {
+	kind     trial.Kind
+	binaries trial.Binaries
+	python   string   // an interpreter with torch; empty: none
+	looked   []string // where one was looked for
+	nomadCLI string   // the real command line; empty: none
+
+	mu      sync.Mutex
+	shared  *lab // see shared
+	results []result
+}
+
+// result is how a scenario ended.
+type result struct {
+	name, state, why string
+	took             time.Duration
+}
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	// A test binary that is interrupted takes its clusters down too.
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	go func() {
+		<-ctx.Done()
+		closeShared()
+	}()
+	if err := prepare(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	code := m.Run()
+	if err := closeShared(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	summarize()
+	return code
+}
+
+// prepare finds or builds what the suite runs. The cluster is real where
+// NOMAD_BIN names a Nomad, and simulated otherwise; MUSTER_E2E=real|sim says
+// so outright.
+func prepare(ctx context.Context) error {
+	root, err := trial.ModuleRoot()
+	if err != nil {
+		return err
+	}
+	if suite.nomadCLI, err = trial.FindNomad(); err != nil {
+		return err
+	}
+	switch want := os.Getenv("MUSTER_E2E"); want {
+	case "real":
+		suite.kind = trial.Real
+	case "sim":
+		suite.kind = trial.Simulated
+	case "", "auto":
+		suite.kind = trial.Simulated
+		if os.Getenv("NOMAD_BIN") != "" {
+			suite.kind = trial.Real
+		}
+	default:
+		return fmt.Errorf("MUSTER_E2E=%s: it is real, sim or auto", want)
+	}
+	cache := filepath.Join(root, ".bin")
+	if suite.binaries, err = trial.Build(ctx, root, filepath.Join(cache, "e2e")); err != nil {
+		return err
+	}
+	if suite.binaries.Consul, err = trial.FindConsul(ctx, cache, func(line string) { fmt.Fprintln(os.Stderr, "e2e:", line) }); err != nil {
+		return err
+	}
+	suite.binaries.Nomad = suite.nomadCLI
+	suite.python, suite.looked = trial.FindTorch(ctx)
+	return nil
+}
+
+// skip ends the scenario, with a reason that the summary shows.
+func skip(t *testing.T, format string, args ...any) {
+	t.Helper()
+	why := fmt.Sprintf(format, args...)
+	suite.mu.Lock()
+	for i := range suite.results {
+		if suite.results[i].name == t.Name() {
+			suite.results[i].why = why
+		}
+	}
+	suite.mu.Unlock()
+	t.Skip(why)
+}
+
+// needTorch skips a scenario that trains for real where there is no torch.
+func needTorch(t *testing.T) {
+	t.Helper()
+	if suite.python == "" {
+		skip(t, "no Python with torch: looked at %s; MUSTER_PYTHON names another (Debian: python3-torch)", strings.Join(suite.looked, ", "))
+	}
+}
+
+// scenario enters a test into the summary.
+func scenario(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	suite.mu.Lock()
+	suite.results = append(suite.results, result{name: t.Name()})
+	suite.mu.Unlock()
+	t.Cleanup(func() {
+		suite.mu.Lock()
+		defer suite.mu.Unlock()
+		for i := range suite.results {
+			r := &suite.results[i]
+			if r.name != t.Name() {
+				continue
+			}
+			r.took = time.Since(began)
+			switch {
+			case t.Failed():
+				r.state = "FAILED"
+			case t.Skipped():
+				r.state = "skipped"
+			default:
+				r.state = "passed"
+			}
+		}
+	})
+}
+
+// summarize prints the totals, what failed and what was skipped and why.
+func summarize() {
+	suite.mu.Lock()
+	defer suite.mu.Unlock()
+	count, took := map[string]int{}, time.Duration(0)
+	for _, r := range suite.results {
+		count[r.state]++
+		took += r.took
+	}
+	fmt.Printf("\nEnd to end on a %s Nomad: %d scenarios, %d passed, %d failed, %d skipped, in %s\n", suite.kind, len(suite.results),
+		count["passed"], count["FAILED"], count["skipped"], took.Round(time.Second))
+	sort.SliceStable(suite.results, func(i, j int) bool { return suite.results[i].state < suite.results[j].state })
+	for _, r := range suite.results {
+		if r.state != "passed" {
+			fmt.Printf("  %-8s %s %s\n", r.state, r.name, r.why)
+		}
+	}
+}

@@ -1,0 +1,141 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/trial"
+	"github.com/nomad-muster/muster/planner/view"
+	"github.com/shoenig/test/must"
+)
+
+// untilFile is a preflight command that holds a gang before its release until
+// the folder's file "go" exists.
+func untilFile(dir string) string {
+	return fmt.Sprintf("        preflight_command = [\"/bin/sh\", \"-c\", \"until [ -e %s/go ]; do sleep 0.1; done\"]\n", dir)
+}
+
+// Stopped at whatever stage, a gang leaves no process, no entry in Consul and
+// no taken card: the end of each scenario checks that the cluster is empty.
+func TestStopWhileQueued(t *testing.T) {
+	ctx, l := shared(t)
+	blocker, dir := folder(t), folder(t)
+	l.submit(ctx, t, gangJob{name: "blocker", members: 4, cards: 4, config: shellRanks(t, blocker, 1)}.hcl())
+	awaitStarted(ctx, t, blocker, 1, 4)
+	l.submit(ctx, t, gangJob{name: "stopped", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	l.awaitStage(ctx, t, "stopped", contract.StageQueued)
+	l.stop(ctx, t, "stopped")
+	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	must.SliceEmpty(t, l.allocations(ctx, t, "stopped"))
+	touch(t, blocker, "end", "")
+	l.awaitStage(ctx, t, "blocker", contract.StageComplete)
+	must.NoError(t, l.awaitEmpty(ctx))
+	noneStarted(t, dir)
+}
+
+func TestStopWhileHeldOnItsNodes(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	l.submit(ctx, t, gangJob{name: "stopped", members: 4, cards: 4, config: shellRanks(t, dir, 1) + untilFile(dir)}.hcl())
+	l.awaitReached(ctx, t, "stopped", contract.StageFetched)
+	l.stop(ctx, t, "stopped")
+	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	must.NoError(t, l.awaitEmpty(ctx))
+	noneStarted(t, dir)
+}
+
+func TestStopAfterTheStart(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	l.submit(ctx, t, gangJob{name: "stopped", members: 4, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	awaitStarted(ctx, t, dir, 1, 8)
+	l.stop(ctx, t, "stopped")
+	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	must.NoError(t, l.awaitEmpty(ctx))
+	startedOnce(t, dir, 1, 8)
+}
+
+func TestStopWhileTraining(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	touch(t, dir, "mark", "")
+	l.submit(ctx, t, gangJob{name: "stopped", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	l.awaitStage(ctx, t, "stopped", contract.StageTraining)
+	l.stop(ctx, t, "stopped")
+	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	must.NoError(t, l.awaitEmpty(ctx))
+}
+
+// nomad job stop is as good as our own.
+func TestStopThroughNomad(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	l.submit(ctx, t, gangJob{name: "stopped", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	awaitStarted(ctx, t, dir, 1, 4)
+	_, _, err := l.nomad.Jobs().Deregister("stopped", false, nil)
+	must.NoError(t, err)
+	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	must.NoError(t, l.awaitEmpty(ctx))
+}
+
+// A member whose node's agent is dead never gets to its start: the gang stays
+// placed. Stopped there, it is gone as soon as the agent is back.
+func TestStopWhilePlaced(t *testing.T) {
+	ctx, l := own(t, trial.Options{Nodes: trial.Nodes(2, 4)})
+	dir := folder(t)
+	must.NoError(t, l.KillClient("n2"))
+	l.submit(ctx, t, gangJob{name: "stopped", members: 2, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	l.await(ctx, t, "stopped", "placed with one member up", func(g *view.Gang) bool {
+		if g.Stage != contract.StagePlaced {
+			return false
+		}
+		up := 0
+		for _, m := range g.Detail.Members {
+			if m.State == string(contract.StateReady) {
+				up++
+			}
+		}
+		return up == 1
+	})
+	noneStarted(t, dir)
+	l.stop(ctx, t, "stopped")
+	must.NoError(t, l.StartClient("n2"))
+	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	must.NoError(t, l.awaitEmpty(ctx))
+	noneStarted(t, dir)
+}
+
+// No rank starts before all members are up: with one node's agent dead the
+// others wait, and all start when it is back.
+func TestNoRankStartsBeforeAllArePlaced(t *testing.T) {
+	ctx, l := own(t, trial.Options{Nodes: trial.Nodes(4, 4)})
+	dir := folder(t)
+	must.NoError(t, l.KillClient("n3"))
+	l.submit(ctx, t, gangJob{name: "together", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	l.await(ctx, t, "together", "three members up, one not", func(g *view.Gang) bool {
+		up := 0
+		for _, m := range g.Detail.Members {
+			if m.State == string(contract.StateReady) {
+				up++
+			}
+		}
+		return up == 3
+	})
+	noneStarted(t, dir)
+	must.NoError(t, l.StartClient("n3"))
+	ranks := awaitStarted(ctx, t, dir, 1, 4)
+	touch(t, dir, "end", "")
+	l.awaitStage(ctx, t, "together", contract.StageComplete)
+	// The stamps against Nomad's own account: every rank started after the last
+	// member had been placed and its task had been started.
+	for _, a := range l.allocations(ctx, t, "together") {
+		up := a.TaskStates["train"].StartedAt
+		for _, r := range ranks {
+			must.Less(t, r.at.UnixNano(), a.CreateTime, must.Sprintf("rank %d against the placement of %s", r.rank, a.NodeName))
+			must.True(t, r.at.After(up), must.Sprintf("rank %d started at %s, the task on %s at %s", r.rank, r.at, a.NodeName, up))
+		}
+	}
+}
