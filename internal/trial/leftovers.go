@@ -56,18 +56,65 @@ func Processes(texts ...string) ([]Running, error) {
 	return found, nil
 }
 
-func parentOf(folder string) int {
-	stat, err := os.ReadFile(folder + "/stat")
+// stat gives the fields of a process's stat file behind its name, from the
+// state on; the name may hold anything.
+func stat(folder string) []string {
+	text, err := os.ReadFile(folder + "/stat")
 	if err != nil {
-		return 0
+		return nil
 	}
-	// pid (name) state parent ...; the name may hold anything.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	return strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+}
+
+func parentOf(folder string) int {
+	fields := stat(folder)
 	if len(fields) < 2 {
 		return 0
 	}
 	parent, _ := strconv.Atoi(fields[1])
 	return parent
+}
+
+// ownerFile names the process that a temporary folder belongs to, so that what
+// a killed one left can be told from what is in use.
+const ownerFile = "owner"
+
+// owner is a process as no later one can be: its id with its start time.
+func owner(pid int) string {
+	fields := stat(fmt.Sprintf("/proc/%d", pid))
+	if len(fields) < 20 {
+		return ""
+	}
+	return fmt.Sprintf("%d %s", pid, fields[19])
+}
+
+func claim(dir string) error {
+	return os.WriteFile(filepath.Join(dir, ownerFile), []byte(owner(os.Getpid())), 0o644)
+}
+
+// removeAbandoned takes down what clusters left whose process was killed.
+func removeAbandoned() error {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), tempPrefix+"*"))
+	if err != nil {
+		return fmt.Errorf("look for abandoned clusters: %w", err)
+	}
+	var faults []error
+	for _, dir := range dirs {
+		text, err := os.ReadFile(filepath.Join(dir, ownerFile))
+		if err != nil {
+			continue // another user's, or being made just now
+		}
+		pid, _, _ := strings.Cut(string(text), " ")
+		if n, err := strconv.Atoi(pid); err != nil || owner(n) == string(text) {
+			continue
+		}
+		if _, err := sweep(dir); err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		faults = append(faults, os.RemoveAll(dir))
+	}
+	return errors.Join(faults...)
 }
 
 // sweep kills what still runs of the folder and undoes mounts below it. It

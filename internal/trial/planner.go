@@ -31,6 +31,30 @@ func (c *Cluster) startPlanner(ctx context.Context, extra string) error {
 	return c.StartPlanner(ctx)
 }
 
+// plannerConfig is the planner's configuration: everybody on this host may do
+// everything, and the nodes' places are two levels.
+func (c *Cluster) plannerConfig(dir string, port int) string {
+	return fmt.Sprintf(`
+data_dir = %q
+nomad {
+  address = %q
+}
+consul {
+  address = %q
+}
+api {
+  listen    = "127.0.0.1:%d"
+  anonymous = "operator"
+}
+level "spine" {
+  attribute = "meta.spine"
+}
+level "leaf" {
+  attribute = "meta.leaf"
+}
+`, filepath.Join(dir, "data"), c.NomadAddr, c.ConsulAddr, port)
+}
+
 // StartPlanner starts the planner, after Planner.Kill, and returns when it
 // answers.
 func (c *Cluster) StartPlanner(ctx context.Context) error {

@@ -24,5 +24,4 @@ func settings(pairs [][2]any) string {
 func (n *node) driverConfig() [][2]any                             { return nil }
 func (n *node) deviceConfig() [][2]any                             { return nil }
 func (n *node) cardsFile() string                                  { return "" }
-func (c *Cluster) plannerConfig(dir string, port int) string       { return "" }
 func newSimulatedNomad(dir string, nodes []*node) (backend, error) { return nil, nil }

@@ -132,6 +132,26 @@ func hasSleep(list []Running) bool {
 	return false
 }
 
+func TestAbandonedClustersAreRemoved(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	left, used := filepath.Join(os.TempDir(), tempPrefix+"left"), filepath.Join(os.TempDir(), tempPrefix+"used")
+	for _, dir := range []string{left, used} {
+		must.NoError(t, os.Mkdir(dir, 0o755))
+	}
+	must.NoError(t, claim(used))
+	// A process that is over, whose number may long be another's.
+	p := shell(t, left, "exec sleep 600")
+	must.NoError(t, p.start())
+	must.NoError(t, os.WriteFile(filepath.Join(left, ownerFile), []byte(owner(p.Pid())), 0o644))
+	must.NoError(t, removeAbandoned())
+	must.DirExists(t, left)
+	must.NoError(t, os.WriteFile(filepath.Join(left, ownerFile), []byte(owner(p.Pid())+"1"), 0o644))
+	must.NoError(t, removeAbandoned())
+	must.DirNotExists(t, left)
+	must.DirExists(t, used)
+	<-p.exited()
+}
+
 func TestPortsAreGivenOnce(t *testing.T) {
 	t.Parallel()
 	seen := map[int]bool{}

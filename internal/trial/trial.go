@@ -30,6 +30,9 @@ type Options struct {
 	Dir string
 	// Binaries; Nomad is needed for a real cluster only.
 	Binaries Binaries
+	// Python is the interpreter that ranks run with; empty: the driver looks for
+	// one.
+	Python string
 	// NoPlanner leaves the planner out. PlannerConfig is appended to its
 	// configuration.
 	NoPlanner     bool
@@ -55,6 +58,9 @@ func Nodes(n, cards int) []Node {
 	}
 	return nodes
 }
+
+// tempPrefix begins the names of temporary folders.
+const tempPrefix = "muster-trial-"
 
 // Cluster is a running trial cluster. Its methods may be called from several
 // goroutines.
@@ -111,7 +117,10 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	c := &Cluster{Kind: o.Kind, Dir: o.Dir, Binaries: o.Binaries, progress: o.Progress}
 	if c.Dir == "" {
-		dir, err := os.MkdirTemp("", "muster-trial-")
+		dir, err := os.MkdirTemp("", tempPrefix)
+		if err == nil {
+			err = errors.Join(claim(dir), removeAbandoned())
+		}
 		if err != nil {
 			return nil, fmt.Errorf("start the trial cluster: %w", err)
 		}
