@@ -45,7 +45,7 @@ func (j gangJob) hcl() string {
 	}
 	fmt.Fprintf(&b, "  }\n  group \"rank\" {\n    count = %d\n%s", j.members, j.extra)
 	fmt.Fprintf(&b, "    task \"train\" {\n      driver = \"torchrun\"\n      kill_timeout = \"5s\"\n      config {\n%s      }\n", j.config)
-	fmt.Fprintf(&b, "      resources {\n        cpu    = 500\n        memory = 512\n        device \"nvidia/gpu\" {\n          count = %d\n        }\n      }\n    }\n  }\n}\n", j.cards)
+	fmt.Fprintf(&b, "      resources {\n        cpu    = 500\n        memory = 2048\n        device \"nvidia/gpu\" {\n          count = %d\n        }\n      }\n    }\n  }\n}\n", j.cards)
 	return b.String()
 }
 
