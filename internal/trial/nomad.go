@@ -144,7 +144,7 @@ plugin %q {
 %s  }
 }
 `, n.plugins(), serverRPC, n.CPU, n.MemoryMB, n.firstPort, n.firstPort+portsPerNode/2-1, n.Leaf, n.Spine,
-		driverName, settings(n.driverConfig()), deviceName, settings(n.deviceConfig()))
+		driverName, n.driverConfig(), deviceName, n.deviceConfig())
 	return b.String(), nil
 }
 

@@ -4,24 +4,52 @@ package trial
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 )
 
-// settings gives the lines of a plugin's config block.
-func settings(pairs [][2]any) string {
-	var b strings.Builder
-	for _, p := range pairs {
-		switch v := p[1].(type) {
-		case string:
-			fmt.Fprintf(&b, "    %s = %q\n", p[0], v)
-		default:
-			fmt.Fprintf(&b, "    %s = %v\n", p[0], v)
-		}
-	}
-	return b.String()
+// deviceConfig is the config block of the node's device plugin, in HCL.
+func (n *node) deviceConfig() string {
+	return fmt.Sprintf(`
+    fingerprint_period = "2s"
+    state_dir          = %q
+    simulated {
+      file = %q
+      node = %q
+    }
+`, filepath.Join(n.dir, "device"), n.cardsFile(), n.Name)
 }
 
-func (n *node) driverConfig() [][2]any                             { return nil }
-func (n *node) deviceConfig() [][2]any                             { return nil }
-func (n *node) cardsFile() string                                  { return "" }
+// cards describes the node's simulated cards: all alike, linked to each other,
+// with one network adapter.
+func (n *node) cards() string {
+	all := make([]string, n.Cards)
+	for i := range all {
+		all[i] = fmt.Sprint(i)
+	}
+	text := fmt.Sprintf(`node %q {
+  gpu "0" {
+    count   = %d
+    model   = "NVIDIA H100 80GB HBM3"
+    memory  = 81559
+    numa    = 0
+    place   = "b0/s0"
+    driver  = "580.95.05"
+    cuda    = "13.0"
+    compute = "9.0"
+  }
+  nic "mlx5_0" {
+    model = "MT4129 ConnectX-7"
+    rate  = 400
+    numa  = 0
+    place = "b0/s0"
+  }
+`, n.Name, n.Cards)
+	if n.Cards > 1 {
+		text += fmt.Sprintf("  link {\n    cards = [%s]\n    count = 18\n  }\n", strings.Join(all, ", "))
+	}
+	return text + "}\n"
+}
+
+func (n *node) driverConfig() string                               { return "" }
 func newSimulatedNomad(dir string, nodes []*node) (backend, error) { return nil, nil }

@@ -102,8 +102,8 @@ type node struct {
 	consul    string
 }
 
-func (n *node) plugins() string { return filepath.Join(n.dir, "plugins") }
-func (n *node) cards() string   { return filepath.Join(n.dir, "cards.hcl") }
+func (n *node) plugins() string   { return filepath.Join(n.dir, "plugins") }
+func (n *node) cardsFile() string { return filepath.Join(n.dir, "cards.hcl") }
 
 // Start brings a cluster up and returns when every node is ready with its
 // driver and its cards, and the planner answers. On an error everything is
@@ -196,7 +196,7 @@ func (n *node) prepare(b Binaries) (err error) {
 			return err
 		}
 	}
-	return os.WriteFile(n.cards(), []byte(n.cardsFile()), 0o644)
+	return os.WriteFile(n.cardsFile(), []byte(n.cards()), 0o644)
 }
 
 func linkOrCopy(from, to string) error {
