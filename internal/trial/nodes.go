@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -118,6 +119,13 @@ const (
 	DevicePlugin = deviceName
 )
 
+// plugin tells a plugin from a supervisor, which runs the driver's binary too,
+// with arguments.
+func (r Running) plugin() bool {
+	name := filepath.Base(r.Args[0])
+	return len(r.Args) == 1 && (name == DriverPlugin || name == DevicePlugin)
+}
+
 // KillPlugin ends a node's plugin process at once; Nomad's client is to notice
 // and start another.
 func (c *Cluster) KillPlugin(node, plugin string) error {
@@ -132,8 +140,7 @@ func (c *Cluster) KillPlugin(node, plugin string) error {
 		}
 		killed := false
 		for _, p := range running {
-			// A shim runs the driver's binary too, with arguments.
-			if p.Args[0] == path && len(p.Args) == 1 {
+			if p.Args[0] == path && p.plugin() {
 				if err := syscall.Kill(p.Pid, syscall.SIGKILL); err != nil {
 					return fmt.Errorf("kill plugin %s of node %s: %w", plugin, node, err)
 				}
