@@ -52,6 +52,9 @@ func shared(t *testing.T) (context.Context, *lab) {
 func own(t *testing.T, o trial.Options) (context.Context, *lab) {
 	t.Helper()
 	scenario(t)
+	if suite.kind == trial.Existing {
+		skip(t, "parts of the cluster are killed, and the one at NOMAD_ADDR is not ours")
+	}
 	l := start(t, o)
 	t.Cleanup(func() { must.NoError(t, l.Close()) })
 	return l.begin(t), l
@@ -62,7 +65,10 @@ func start(t *testing.T, o trial.Options) *lab {
 	if suite.kind == trial.Real && os.Geteuid() != 0 {
 		skip(t, "a real Nomad needs root")
 	}
-	o.Kind, o.Binaries = suite.kind, suite.binaries
+	o.Kind, o.Binaries, o.NomadAddr, o.ConsulAddr = suite.kind, suite.binaries, os.Getenv("NOMAD_ADDR"), "http://127.0.0.1:8500"
+	if address := os.Getenv("CONSUL_HTTP_ADDR"); address != "" {
+		o.ConsulAddr = address
+	}
 	o.Progress = func(line string) { t.Log(line) }
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

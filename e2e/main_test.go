@@ -62,9 +62,9 @@ func run(m *testing.M) int {
 	return code
 }
 
-// prepare finds or builds what the suite runs. The cluster is real where
-// NOMAD_BIN names a Nomad, and simulated otherwise; MUSTER_E2E=real|sim says
-// so outright.
+// prepare finds or builds what the suite runs. The cluster is the one at
+// NOMAD_ADDR where that is set, real where NOMAD_BIN names a Nomad, and
+// simulated otherwise; MUSTER_E2E=existing|real|sim says so outright.
 func prepare(ctx context.Context) error {
 	root, err := trial.ModuleRoot()
 	if err != nil {
@@ -74,17 +74,22 @@ func prepare(ctx context.Context) error {
 		return err
 	}
 	switch want := os.Getenv("MUSTER_E2E"); want {
+	case "existing":
+		suite.kind = trial.Existing
 	case "real":
 		suite.kind = trial.Real
 	case "sim":
 		suite.kind = trial.Simulated
 	case "", "auto":
 		suite.kind = trial.Simulated
-		if os.Getenv("NOMAD_BIN") != "" {
+		switch {
+		case os.Getenv("NOMAD_ADDR") != "":
+			suite.kind = trial.Existing
+		case os.Getenv("NOMAD_BIN") != "":
 			suite.kind = trial.Real
 		}
 	default:
-		return fmt.Errorf("MUSTER_E2E=%s: it is real, sim or auto", want)
+		return fmt.Errorf("MUSTER_E2E=%s: it is existing, real, sim or auto", want)
 	}
 	cache := filepath.Join(root, ".bin")
 	if suite.binaries, err = trial.Build(ctx, root, filepath.Join(cache, "e2e")); err != nil {

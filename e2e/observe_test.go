@@ -169,8 +169,12 @@ func (l *lab) awaitAllocations(ctx context.Context, t *testing.T, job, what stri
 	}
 }
 
-// tasks are the processes of this cluster's tasks: supervisors and ranks.
+// tasks are the processes of this cluster's tasks: supervisors and ranks. Of an
+// existing cluster, all that are on this host.
 func (l *lab) tasks() ([]trial.Running, error) {
+	if l.Kind == trial.Existing {
+		return trial.Processes(contract.EnvTask + "=")
+	}
 	ranks, err := trial.Processes(l.Dir, "NOMAD_ALLOC_ID=")
 	if err != nil {
 		return nil, err

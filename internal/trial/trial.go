@@ -20,6 +20,7 @@ type Kind string
 const (
 	Real      Kind = "real"
 	Simulated Kind = "simulated"
+	Existing  Kind = "existing" // see Options.NomadAddr
 )
 
 // Options say what Start is to bring up.
@@ -34,6 +35,10 @@ type Options struct {
 	// Python is the interpreter that ranks run with; empty: the driver looks for
 	// one.
 	Python string
+	// NomadAddr and ConsulAddr (http://host:port) are an existing cluster's, to
+	// which only a planner is added. Its nodes must be called and equipped as
+	// Nodes says, and it must have no jobs: Close stops all.
+	NomadAddr, ConsulAddr string
 	// NoPlanner leaves the planner out. PlannerConfig is appended to its
 	// configuration.
 	NoPlanner     bool
@@ -135,6 +140,20 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 }
 
 func (c *Cluster) bringUp(ctx context.Context, o Options) (err error) {
+	if o.Kind == Existing {
+		err = c.attach(ctx, o)
+	} else {
+		err = c.startNomad(ctx, o)
+	}
+	if err != nil || o.NoPlanner {
+		return err
+	}
+	c.progress("starting the planner")
+	return c.startPlanner(ctx, o.PlannerConfig)
+}
+
+// startNomad starts Consul and Nomad, and waits for the nodes.
+func (c *Cluster) startNomad(ctx context.Context, o Options) (err error) {
 	if c.Consul, c.ConsulAddr, err = newConsul(o.Binaries.Consul, filepath.Join(c.Dir, "consul")); err != nil {
 		return err
 	}
@@ -154,7 +173,7 @@ func (c *Cluster) bringUp(ctx context.Context, o Options) (err error) {
 	case Simulated:
 		c.nomad, err = newSimulatedNomad(c.Dir, c.nodes)
 	default:
-		err = fmt.Errorf("%q is no kind of cluster: %s or %s", o.Kind, Real, Simulated)
+		err = fmt.Errorf("%q is no kind of cluster: %s, %s or %s", o.Kind, Real, Simulated, Existing)
 	}
 	if err != nil {
 		return err
@@ -172,14 +191,7 @@ func (c *Cluster) bringUp(ctx context.Context, o Options) (err error) {
 	if err := c.Consul.wait(ctx, "start Consul", func(ctx context.Context) error { return consulReady(ctx, c.ConsulAddr) }); err != nil {
 		return err
 	}
-	if err := c.awaitNodes(ctx); err != nil {
-		return err
-	}
-	if o.NoPlanner {
-		return nil
-	}
-	c.progress("starting the planner")
-	return c.startPlanner(ctx, o.PlannerConfig)
+	return c.awaitNodes(ctx)
 }
 
 // prepare makes the node's folder: plugins, cards, ports. Each node has its
