@@ -144,7 +144,7 @@ plugin %q {
 %s  }
 }
 `, n.plugins(), serverRPC, n.CPU, n.MemoryMB, n.firstPort, n.firstPort+portsPerNode/2-1, n.Leaf, n.Spine,
-		driverName, n.driverConfig(), deviceName, n.deviceConfig())
+		driverName, n.driverConfig().hcl("    "), deviceName, n.deviceConfig().hcl("    "))
 	return b.String(), nil
 }
 

@@ -4,20 +4,49 @@ package trial
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// deviceConfig is the config block of the node's device plugin, in HCL.
-func (n *node) deviceConfig() string {
-	return fmt.Sprintf(`
-    fingerprint_period = "2s"
-    state_dir          = %q
-    simulated {
-      file = %q
-      node = %q
-    }
-`, filepath.Join(n.dir, "device"), n.cardsFile(), n.Name)
+// block is a plugin's configuration; a block within is a block too.
+type block map[string]any
+
+// deviceConfig is the configuration of the node's device plugin.
+func (n *node) deviceConfig() block {
+	return block{
+		"fingerprint_period": "2s",
+		"state_dir":          filepath.Join(n.dir, "device"),
+		"simulated":          block{"file": n.cardsFile(), "node": n.Name},
+	}
+}
+
+// driverConfig is the configuration of the node's task driver.
+func (n *node) driverConfig() block {
+	b := block{
+		"rendezvous": "consul",
+		"interface":  "lo",
+		"consul":     block{"address": n.consul},
+		"port_range": fmt.Sprintf("%d-%d", n.firstPort+portsPerNode/2, n.firstPort+portsPerNode-1),
+	}
+	if n.python != "" {
+		b["python"] = n.python
+	}
+	return b
+}
+
+// hcl gives the lines of a block's inside.
+func (b block) hcl(indent string) string {
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(b)) {
+		if inner, ok := b[name].(block); ok {
+			fmt.Fprintf(&text, "%s%s {\n%s%s}\n", indent, name, inner.hcl(indent+"  "), indent)
+		} else {
+			fmt.Fprintf(&text, "%s%s = %q\n", indent, name, b[name])
+		}
+	}
+	return text.String()
 }
 
 // cards describes the node's simulated cards: all alike, linked to each other,
@@ -51,5 +80,4 @@ func (n *node) cards() string {
 	return text + "}\n"
 }
 
-func (n *node) driverConfig() string                               { return "" }
 func newSimulatedNomad(dir string, nodes []*node) (backend, error) { return nil, nil }

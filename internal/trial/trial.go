@@ -106,6 +106,7 @@ type node struct {
 	dir       string
 	firstPort int // of portsPerNode: the first half Nomad's, the second the driver's
 	consul    string
+	python    string
 }
 
 func (n *node) plugins() string   { return filepath.Join(n.dir, "plugins") }
@@ -158,7 +159,7 @@ func (c *Cluster) startNomad(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	for _, n := range o.Nodes {
-		made := &node{Node: n, dir: filepath.Join(c.Dir, n.Name), consul: c.ConsulAddr}
+		made := &node{Node: n, dir: filepath.Join(c.Dir, n.Name), consul: c.ConsulAddr, python: o.Python}
 		if err := made.prepare(o.Binaries); err != nil {
 			return fmt.Errorf("prepare node %s: %w", n.Name, err)
 		}
