@@ -32,7 +32,6 @@ func TestExitCodeIsRecorded(t *testing.T) {
 	must.NoError(t, l.awaitEmpty(ctx))
 	codes := map[int]int{}
 	for _, a := range l.allocations(ctx, t, "fails") {
-		must.Eq(t, api.AllocClientStatusFailed, a.ClientStatus)
 		for _, e := range a.TaskStates["train"].Events {
 			if e.Type == api.TaskTerminated {
 				codes[e.ExitCode]++

@@ -193,15 +193,19 @@ func (l *lab) tasks() ([]trial.Running, error) {
 func (l *lab) awaitEmpty(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	var last error
 	for {
 		err := l.empty(ctx)
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() == nil {
+			last = err
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the cluster to be empty: %w", err)
+			return fmt.Errorf("wait for the cluster to be empty: %w", last)
 		}
 	}
 }

@@ -12,12 +12,13 @@ import (
 // its clients. Nothing of it is started, killed or stopped.
 type existingNomad struct{ http string }
 
-func (e existingNomad) address() string             { return e.http }
-func (e existingNomad) start(context.Context) error { return nil }
-func (e existingNomad) stop()                       {}
-func (e existingNomad) logs(string) string          { return "" }
-func (e existingNomad) killClient(string) error     { return errNotOurs }
-func (e existingNomad) startClient(string) error    { return errNotOurs }
+func (e existingNomad) address() string                    { return e.http }
+func (e existingNomad) startServer(context.Context) error  { return nil }
+func (e existingNomad) startClients(context.Context) error { return nil }
+func (e existingNomad) stop()                              {}
+func (e existingNomad) logs(string) string                 { return "" }
+func (e existingNomad) killClient(string) error            { return errNotOurs }
+func (e existingNomad) startClient(string) error           { return errNotOurs }
 
 var errNotOurs = errors.New("the cluster is not ours: it was there before")
 

@@ -117,7 +117,7 @@ client {
   network_interface = "lo"
   cpu_total_compute = %d
   memory_total_mb   = %d
-  max_kill_timeout  = "30m"
+  max_kill_timeout  = %q
   min_dynamic_port  = %d
   max_dynamic_port  = %d
   gc_max_allocs           = 1000
@@ -143,19 +143,18 @@ plugin %q {
   config {
 %s  }
 }
-`, n.plugins(), serverRPC, n.CPU, n.MemoryMB, n.firstPort, n.firstPort+portsPerNode/2-1, n.Leaf, n.Spine,
+`, n.plugins(), serverRPC, n.CPU, n.MemoryMB, maxKillTimeout.String(), n.firstPort, n.firstPort+portsPerNode/2-1, n.Leaf, n.Spine,
 		driverName, n.driverConfig().hcl("    "), deviceName, n.deviceConfig().hcl("    "))
 	return b.String(), nil
 }
 
 func (r *realNomad) address() string { return r.http }
 
-func (r *realNomad) start(ctx context.Context) error {
+func (r *realNomad) startServer(ctx context.Context) error {
 	if err := r.server.start(); err != nil {
 		return err
 	}
-	// A client that finds no server waits long before it tries again.
-	err := r.server.wait(ctx, "start Nomad's server", func(ctx context.Context) error {
+	return r.server.wait(ctx, "start Nomad's server", func(ctx context.Context) error {
 		var leader string
 		if err := call(ctx, "GET", r.http+"/v1/status/leader", nil, &leader); err != nil {
 			return err
@@ -165,9 +164,11 @@ func (r *realNomad) start(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// startClients comes after the server has a leader: a client that finds none
+// waits long before it tries again.
+func (r *realNomad) startClients(context.Context) error {
 	for _, name := range r.order {
 		if err := r.clients[name].start(); err != nil {
 			return err

@@ -79,5 +79,3 @@ func (n *node) cards() string {
 	}
 	return text + "}\n"
 }
-
-func newSimulatedNomad(dir string, nodes []*node) (backend, error) { return nil, nil }

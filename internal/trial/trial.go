@@ -65,6 +65,10 @@ func Nodes(n, cards int) []Node {
 	return nodes
 }
 
+// maxKillTimeout bounds the time that a task may ask for to end: checkpoints
+// take long.
+const maxKillTimeout = 30 * time.Minute
+
 // tempPrefix begins the names of temporary folders.
 const tempPrefix = "muster-trial-"
 
@@ -91,7 +95,8 @@ type Cluster struct {
 // backend is a Nomad cluster, real or simulated.
 type backend interface {
 	address() string
-	start(context.Context) error
+	startServer(context.Context) error
+	startClients(context.Context) error
 	// killClient ends a node's agent as a crash does: plugins and tasks stay.
 	killClient(node string) error
 	startClient(node string) error
@@ -186,10 +191,14 @@ func (c *Cluster) startNomad(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	c.progress(fmt.Sprintf("starting a %s Nomad with %d nodes at %s", o.Kind, len(c.nodes), c.NomadAddr))
-	if err := c.nomad.start(ctx); err != nil {
+	if err := c.nomad.startServer(ctx); err != nil {
 		return err
 	}
+	// Clients last: their drivers look for Consul when they start.
 	if err := c.Consul.wait(ctx, "start Consul", func(ctx context.Context) error { return consulReady(ctx, c.ConsulAddr) }); err != nil {
+		return err
+	}
+	if err := c.nomad.startClients(ctx); err != nil {
 		return err
 	}
 	return c.awaitNodes(ctx)
