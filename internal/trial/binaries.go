@@ -17,6 +17,7 @@ import (
 // Binaries are the paths of the programs that a cluster is made of.
 type Binaries struct {
 	Muster, Driver, Device string
+	Rank                   string // the example rank; jobs name it without its folder
 	Consul                 string
 	Nomad                  string // empty: none was found, only a simulated cluster can be had
 }
@@ -26,6 +27,7 @@ const (
 	musterName = "muster"
 	driverName = "nomad-driver-torchrun"
 	deviceName = "nomad-device-gpu"
+	rankName   = "muster-allreduce-rank"
 )
 
 // consulModule is built where there is no Consul: the last release whose
@@ -50,7 +52,7 @@ func ModuleRoot() (string, error) {
 	}
 }
 
-// Build compiles our three programs into a folder.
+// Build compiles our programs into a folder.
 func Build(ctx context.Context, root, into string) (Binaries, error) {
 	if err := os.MkdirAll(into, 0o755); err != nil {
 		return Binaries{}, fmt.Errorf("build Muster's programs: %w", err)
@@ -77,9 +79,9 @@ func Beside() (Binaries, error) {
 }
 
 func beside(dir string) (Binaries, error) {
-	b := Binaries{Muster: filepath.Join(dir, musterName), Driver: filepath.Join(dir, driverName), Device: filepath.Join(dir, deviceName)}
+	b := Binaries{Muster: filepath.Join(dir, musterName), Driver: filepath.Join(dir, driverName), Device: filepath.Join(dir, deviceName), Rank: filepath.Join(dir, rankName)}
 	var faults []error
-	for _, path := range []string{b.Muster, b.Driver, b.Device} {
+	for _, path := range []string{b.Muster, b.Driver, b.Device, b.Rank} {
 		if err := executable(path); err != nil {
 			faults = append(faults, err)
 		}

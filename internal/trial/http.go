@@ -19,26 +19,31 @@ var client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
 // call makes one HTTP request; an answer other than 2xx is an error with its
 // text. The answer's JSON goes into out unless that is nil.
 func call(ctx context.Context, method, url string, body io.Reader, out any) error {
+	text, err := request(ctx, method, url, body)
+	if err == nil && out != nil {
+		if err = json.Unmarshal(text, out); err != nil {
+			err = fmt.Errorf("%s %s: read the answer: %w", method, url, err)
+		}
+	}
+	return err
+}
+
+func request(ctx context.Context, method, url string, body io.Reader) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, url, err)
+		return nil, fmt.Errorf("%s %s: %w", method, url, err)
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode/100 != 2 {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-		return fmt.Errorf("%s %s: %s: %s", method, url, resp.Status, strings.TrimSpace(string(text)))
-	}
-	if out == nil {
-		_, err = io.Copy(io.Discard, resp.Body)
-	} else {
-		err = json.NewDecoder(resp.Body).Decode(out)
-	}
+	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("%s %s: read the answer: %w", method, url, err)
+		return nil, fmt.Errorf("%s %s: read the answer: %w", method, url, err)
 	}
-	return nil
+	if resp.StatusCode/100 != 2 {
+		return nil, fmt.Errorf("%s %s: %s: %s", method, url, resp.Status, strings.TrimSpace(string(text[:min(len(text), 4<<10)])))
+	}
+	return text, nil
 }

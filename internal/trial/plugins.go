@@ -30,11 +30,17 @@ func (n *node) driverConfig() block {
 		"consul":     block{"address": n.consul},
 		"port_range": fmt.Sprintf("%d-%d", n.firstPort+portsPerNode/2, n.firstPort+portsPerNode-1),
 	}
+	if n.programs != "" {
+		b["path"] = n.programs + ":" + systemPath
+	}
 	if n.python != "" {
 		b["python"] = n.python
 	}
 	return b
 }
+
+// systemPath is where ranks find the system's programs.
+const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // hcl gives the lines of a block's inside.
 func (b block) hcl(indent string) string {

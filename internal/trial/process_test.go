@@ -205,7 +205,7 @@ func TestFindSaysWhereItLooked(t *testing.T) {
 	must.ErrorContains(t, err, "go mod download")
 
 	_, err = beside(empty)
-	for _, name := range []string{musterName, driverName, deviceName} {
+	for _, name := range []string{musterName, driverName, deviceName, rankName} {
 		must.ErrorContains(t, err, filepath.Join(empty, name))
 	}
 }

@@ -112,6 +112,7 @@ type node struct {
 	firstPort int // of portsPerNode: the first half Nomad's, the second the driver's
 	consul    string
 	python    string
+	programs  string // folder of the example rank
 }
 
 func (n *node) plugins() string   { return filepath.Join(n.dir, "plugins") }
@@ -164,7 +165,7 @@ func (c *Cluster) startNomad(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	for _, n := range o.Nodes {
-		made := &node{Node: n, dir: filepath.Join(c.Dir, n.Name), consul: c.ConsulAddr, python: o.Python}
+		made := &node{Node: n, dir: filepath.Join(c.Dir, n.Name), consul: c.ConsulAddr, python: o.Python, programs: filepath.Dir(o.Binaries.Rank)}
 		if err := made.prepare(o.Binaries); err != nil {
 			return fmt.Errorf("prepare node %s: %w", n.Name, err)
 		}
