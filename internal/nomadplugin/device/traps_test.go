@@ -43,6 +43,10 @@ func TestReserveIsNeverWithoutReservation(t *testing.T) {
 			return &device.Reservation{}, errors.New("no")
 		}, codes.Unknown, "no"},
 		"panic": {func(context.Context, []string) (*device.Reservation, error) { panic("index out of range") }, codes.Unknown, "panicked: index out of range"},
+		"nil pointer": {func(context.Context, []string) (*device.Reservation, error) {
+			var e *base.RecoverableError
+			return nil, e
+		}, codes.Unknown, "panicked"},
 		"invalid": {func(context.Context, []string) (*device.Reservation, error) {
 			return &device.Reservation{Env: map[string]string{"A": "\xff"}}, nil
 		}, codes.Unknown, "not valid UTF-8"},
@@ -69,10 +73,11 @@ func TestReserveIsNeverWithoutReservation(t *testing.T) {
 func TestFingerprintStreamStaysOpen(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func() error{
-		"nil":      func() error { return nil },
-		"error":    func() error { return errors.New("nvml went away") },
-		"panic":    func() error { panic("nvml went away") },
-		"canceled": func() error { return context.Canceled },
+		"nil":         func() error { return nil },
+		"error":       func() error { return errors.New("nvml went away") },
+		"panic":       func() error { panic("nvml went away") },
+		"canceled":    func() error { return context.Canceled },
+		"nil pointer": func() error { var e *base.RecoverableError; return e },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

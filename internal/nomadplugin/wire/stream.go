@@ -120,7 +120,8 @@ func Gate[T any](send func(T) error) (pass func(T) error, end func()) {
 	return g.pass, func() { g.close() }
 }
 
-// Safely turns a panic of f into an error and logs its stack.
+// Safely turns a panic of f into an error and logs its stack. An error whose
+// text panics (a nil pointer in an error) counts as one.
 func Safely(name string, log hclog.Logger, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -128,5 +129,8 @@ func Safely(name string, log hclog.Logger, f func() error) (err error) {
 			err = fmt.Errorf("%s panicked: %v", name, v)
 		}
 	}()
-	return f()
+	if err = f(); err != nil {
+		_ = err.Error()
+	}
+	return err
 }

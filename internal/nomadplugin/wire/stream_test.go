@@ -114,3 +114,17 @@ func TestKeepOpenRefusedMessages(t *testing.T) {
 		must.ErrorIs(t, reason, refused)
 	})
 }
+
+type broken struct{ text string }
+
+func (b *broken) Error() string { return b.text }
+
+// The classic nil pointer in an error is an error, not the end of the process.
+func TestSafely(t *testing.T) {
+	t.Parallel()
+	log := hclog.NewNullLogger()
+	must.NoError(t, Safely("call", log, func() error { return nil }))
+	must.EqError(t, Safely("call", log, func() error { return &broken{"no card"} }), "no card")
+	must.ErrorContains(t, Safely("call", log, func() error { panic("bug") }), "call panicked: bug")
+	must.ErrorContains(t, Safely("call", log, func() error { var b *broken; return b }), "call panicked: runtime error")
+}
