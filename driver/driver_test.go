@@ -1,11 +1,16 @@
 package driver
 
 import (
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/shoenig/test/must"
+	"golang.org/x/sys/unix"
 
+	"github.com/nomad-muster/muster/driver/shim"
 	"github.com/nomad-muster/muster/internal/contract"
 )
 
@@ -150,4 +155,36 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 		must.ErrorContains(t, err, want)
 	}
 	tr.awaitEvent(tr.members[0], "5 faults")
+}
+
+// A rank is stopped in a running all-reduce: found, named, evidence kept, and
+// the gang stopped, although the others go on printing.
+func TestHangIsFoundAndNamed(t *testing.T) {
+	t.Parallel()
+	config := ranksConfig(t, "-steps", "1000000", "-step-time", "20ms")
+	config["hang_timeout"] = "2s"
+	tr := newTrial(t, 2, config)
+	tr.run()
+	tr.planner.Await(tr.ctx, 1, "training", func(all map[string]contract.Report) bool {
+		for _, r := range all {
+			if r.State != contract.StateTraining {
+				return false
+			}
+		}
+		return len(all) == 2
+	})
+	a, err := tr.task(1).call(shim.Request{Op: shim.OpStatus})
+	must.NoError(t, err)
+	stopped := time.Now()
+	must.NoError(t, unix.Kill(a.Status.Ranks[3], unix.SIGSTOP))
+	x := tr.exit(1)
+	must.Less(t, 12*time.Second, time.Since(stopped))
+	must.SliceContains(t, []contract.Outcome{contract.OutcomeHung, contract.OutcomePeer}, x.Outcome)
+	tr.awaitEvent(tr.members[1], "rank 3")
+	evidence, err := os.ReadFile(filepath.Join(string(tr.task(1).start), shim.EvidenceFile))
+	must.NoError(t, err)
+	must.StrContains(t, string(evidence), "rank 3, process "+strconv.Itoa(a.Status.Ranks[3])+", state T")
+	y := tr.exit(0)
+	must.SliceContains(t, []contract.Outcome{contract.OutcomeHung, contract.OutcomePeer}, y.Outcome)
+	must.True(t, x.Outcome == contract.OutcomeHung || y.Outcome == contract.OutcomeHung)
 }

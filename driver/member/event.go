@@ -151,6 +151,8 @@ type (
 		Member int
 		Peer   contract.Member
 	}
+	// Evidence: write down what every rank is doing, before it is ended.
+	Evidence struct{ Why string }
 	// Clear: kill whatever is left until nothing is; the answer is Cleared.
 	Clear struct{}
 	// Tell: a task event for people.
@@ -171,6 +173,7 @@ func (SignalNew) action()    {}
 func (Signal) action()       {}
 func (LetGo) action()        {}
 func (AskPeer) action()      {}
+func (Evidence) action()     {}
 func (Clear) action()        {}
 func (Tell) action()         {}
 func (WriteExit) action()    {}

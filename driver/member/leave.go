@@ -178,7 +178,11 @@ func (m *Member) followPeers(now time.Time, todo *actions) {
 		r, there := m.sight.Reports[key]
 		switch {
 		case there && r.State == contract.StateEnded && r.Exit != nil && stopsOthers(r.Exit.Outcome):
-			m.end(now, cause{contract.OutcomePeer, fmt.Sprintf("member %d on %s ended: %s", peer.Index, peer.Node, r.Exit.Text), -1}, todo)
+			text := fmt.Sprintf("member %d on %s ended: %s", peer.Index, peer.Node, r.Exit.Text)
+			if r.Exit.Outcome == contract.OutcomeHung {
+				todo.add(Evidence{Why: text}) // the rank that hangs may be one of these
+			}
+			m.end(now, cause{contract.OutcomePeer, text, -1}, todo)
 			return
 		case there:
 			m.seenPeers[key] = true

@@ -209,6 +209,8 @@ func (m *Member) Step(now time.Time, event Event) []Action {
 		m.peerAnswered(now, e, &todo)
 	case Hung:
 		if m.stage == Running && m.asked == nil {
+			todo.tell(e.Text)
+			todo.add(Evidence{Why: e.Text})
 			m.end(now, cause{contract.OutcomeHung, e.Text, e.Rank}, &todo)
 		}
 	case Cleared:

@@ -88,6 +88,8 @@ func (l *life) step(e Event) []Action {
 			l.log = append(l.log, fmt.Sprintf("ask peer %d", a.Member))
 		case Preflight:
 			l.log = append(l.log, "preflight")
+		case Evidence:
+			l.log = append(l.log, "evidence")
 		case Finish:
 			l.exit = &a.Exit
 		}
@@ -533,7 +535,11 @@ func TestPeerThatFailsStopsTheOthers(t *testing.T) {
 				l.did()
 				return
 			}
-			l.did("signal SIGTERM")
+			if outcome == contract.OutcomeHung {
+				l.did("evidence", "signal SIGTERM")
+			} else {
+				l.did("signal SIGTERM")
+			}
 			l.now = l.now.Add(time.Second)
 			l.rankEnds(0, 0, 15)
 			l.rankEnds(1, 0, 15)
@@ -660,7 +666,9 @@ func TestBusyPortMoves(t *testing.T) {
 func TestHangIsNotAFailureOfARank(t *testing.T) {
 	l := newLife(t)
 	l.running()
+	l.forget()
 	l.step(Hung{Rank: 1, Text: "rank 1: no mark for 15m0s"})
+	l.did("evidence", "signal SIGTERM")
 	l.wait(10 * time.Second)
 	x := l.over(contract.OutcomeHung, contract.CodeHung)
 	must.Eq(t, 1, x.Rank)

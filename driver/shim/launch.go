@@ -52,6 +52,8 @@ type rankProcess struct {
 	tail    *logpipe.Tail
 	sources []*logpipe.Source
 	file    *progress.File
+	marked  time.Time // last mark
+	step    int64     // last step marked; -1: none
 }
 
 // running gives the processes of the ranks that have not ended.
@@ -152,6 +154,9 @@ func (s *supervisor) startLaunch(a member.Launch) {
 		return
 	}
 	go s.readProgress(l)
+	if s.spec.Config.HangTimeout > 0 {
+		go s.watchHang(l)
+	}
 }
 
 func (s *supervisor) rankSocket() string { return filepath.Join(s.start.Rank(), "rank.sock") }
@@ -233,7 +238,7 @@ func hasSuffix(s, suffix string) bool {
 
 // newRank enters a rank and makes its output pipes.
 func (s *supervisor) newRank(l *launch, global int, prefix string) (*rankProcess, [2]*os.File, error) {
-	r := &rankProcess{tail: &logpipe.Tail{}, release: make(chan struct{}), file: &progress.File{Path: s.start.Progress(global)}}
+	r := &rankProcess{tail: &logpipe.Tail{}, release: make(chan struct{}), step: -1, file: &progress.File{Path: s.start.Progress(global)}}
 	for _, sink := range []*logpipe.Sink{s.stdout, s.stderr} {
 		r.sources = append(r.sources, &logpipe.Source{Sink: sink, Prefix: prefix, Tail: r.tail, Each: l.listen})
 	}
@@ -468,6 +473,12 @@ func (s *supervisor) readProgress(l *launch) {
 func (s *supervisor) readMarks(l *launch, global int, r *rankProcess) {
 	l.mu.Lock()
 	marks, err := r.file.Read()
+	for _, m := range marks {
+		r.marked = time.Now()
+		if m.Kind == progress.Step {
+			r.step = max(r.step, m.Step)
+		}
+	}
 	l.mu.Unlock()
 	if err != nil {
 		s.log.Warn("cannot read a rank's progress", "rank", global, "error", err)

@@ -78,6 +78,7 @@ type supervisor struct {
 	addr   preflight.Address
 	python preflight.Python
 	asked  *member.Ask
+	marks  bool // another member of the gang marks progress
 	status Status
 }
 
@@ -202,7 +203,10 @@ func (s *supervisor) run() {
 	follow, unfollow := context.WithCancel(context.Background())
 	var following sync.WaitGroup
 	following.Go(func() {
-		s.board.Follow(follow, func(sight rendezvous.Sight) { s.event(member.Saw{Sight: sight}) }, s.trouble)
+		s.board.Follow(follow, func(sight rendezvous.Sight) {
+			s.notePeers(sight)
+			s.event(member.Saw{Sight: sight})
+		}, s.trouble)
 	})
 	go s.publisher()
 	go s.watchLogs()
@@ -287,6 +291,8 @@ func (s *supervisor) do(a member.Action) bool {
 		s.current().letGo(a.Rank)
 	case member.AskPeer:
 		go s.askPeer(a)
+	case member.Evidence:
+		s.keepEvidence(a.Why)
 	case member.Clear:
 		go s.clear()
 	case member.Tell:
