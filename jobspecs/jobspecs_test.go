@@ -1,6 +1,7 @@
 package jobspecs
 
 import (
+	"encoding/json"
 	"io/fs"
 	"os"
 	"path"
@@ -10,6 +11,11 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/shoenig/test/must"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	jobfile "github.com/nomad-muster/muster/internal/nomadsim/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/submit"
 )
 
 // examples are all files, with the syntax tree of each.
@@ -83,5 +89,38 @@ func TestConventions(t *testing.T) {
 		must.StrContains(t, string(text), `"${meta.muster}"`)
 		_, err = Files.ReadFile(name)
 		must.NoError(t, err)
+	}
+}
+
+// Each example is a job without a fault, and small enough for the trial
+// cluster: four nodes with four cards each.
+func TestExamplesAreGangs(t *testing.T) {
+	t.Parallel()
+	for name := range examples(t) {
+		text, err := os.ReadFile(name)
+		must.NoError(t, err)
+		parsed, err := jobfile.Parse(jobfile.Config{Source: text, Filename: name})
+		must.NoError(t, err)
+		if path.Dir(name) == "site" {
+			continue // no gangs
+		}
+		raw, err := json.Marshal(parsed)
+		must.NoError(t, err)
+		done, err := submit.Complete(raw, "")
+		must.NoError(t, err)
+		must.SliceEmpty(t, done.Warnings)
+		job, err := jobspec.Parse(done.Job)
+		must.NoError(t, err)
+		must.True(t, job.IsGang())
+		_, faults := job.Want([]string{contract.TypeGPU})
+		must.NoError(t, contract.Faults(faults).Err(), must.Sprint(name))
+		cards := 0
+		for _, g := range job.Groups() {
+			for _, d := range g.Devices {
+				must.LessEq(t, 4, d.Count)
+				cards += d.Count * g.Count
+			}
+		}
+		must.Between(t, 1, cards, 16, must.Sprint(name))
 	}
 }

@@ -575,9 +575,14 @@ func TestValidateOffline(t *testing.T) {
 	r = s.run("job", "validate", "-offline", "-json", s.file(strings.Replace(good, "a.py", "", 1)))
 	must.Eq(t, command.ExitRejected, r.code)
 	must.StrContains(t, r.stderr, "exactly one of script, module and command")
+	hcl := "variable \"n\" {\n  type = number\n}\njob \"x\" {\n  type = \"batch\"\n  group \"g\" {\n    count = var.n\n    task \"t\" {\n      driver = \"torchrun\"\n      config {\n        script = \"a.py\"\n        world  = \"flat\"\n      }\n    }\n  }\n}\n"
+	r = s.run("job", "validate", "-offline", "-var=n=3", s.file(hcl))
+	must.Eq(t, command.ExitRejected, r.code)
+	must.StrContains(t, r.stderr, `group "g" task "t" config.world = "flat"`)
+	must.Eq(t, 0, s.run("job", "validate", "-offline", "-var=n=3", s.file(strings.Replace(hcl, "flat", "gang", 1))).code)
 	r = s.run("job", "validate", "-offline", s.file("the job"))
-	must.Eq(t, command.ExitError, r.code)
-	must.StrContains(t, r.stderr, "nomad job run -output")
+	must.Eq(t, command.ExitRejected, r.code)
+	must.StrContains(t, r.stderr, "job.hcl:1,")
 	r = s.run("job", "validate", s.file(good))
 	must.Eq(t, command.ExitNoContact, r.code)
 }

@@ -1,11 +1,12 @@
 package command
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
 	"strings"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	jobfile "github.com/nomad-muster/muster/internal/nomadsim/jobspec"
 	"github.com/nomad-muster/muster/planner/nomad/jobspec"
 	"github.com/nomad-muster/muster/planner/submit"
 	"github.com/nomad-muster/muster/planner/view"
@@ -19,7 +20,7 @@ func jobValidate() Command {
 		Usage:    "job validate [options] <file>",
 		About: "Reports everything that is wrong with the job of a file, at once: what Nomad cannot parse, Muster's keys in its meta block, the config blocks of its torchrun tasks, its queue, and whether the cluster could ever run it. " +
 			"Nothing changes.\n\n" +
-			"-offline asks no planner and checks what can be checked without one: the file must then be Nomad's JSON (nomad job run -output makes it of HCL), and queue and cluster are not looked at.",
+			"-offline asks no planner and checks what can be checked without one: queue and cluster are not looked at, and HCL is read by muster itself, which knows all of Nomad's blocks but not all of its functions.",
 		API: true, Data: true, Least: 1, Most: 1,
 		Flags: func(f *Flags) {
 			o.declare(f)
@@ -32,7 +33,7 @@ func jobValidate() Command {
 			}
 			var v view.Validation
 			if offline {
-				v, err = validateOffline(spec.Spec)
+				v, err = validateOffline(spec)
 			} else if api, e := c.client(); e != nil {
 				err = e
 			} else {
@@ -68,15 +69,23 @@ func jobValidate() Command {
 	}
 }
 
-// validateOffline checks what needs no server.
-func validateOffline(spec view.Spec) (view.Validation, error) {
+// validateOffline checks what needs no server. HCL is read by this build's own
+// reader of job files instead of Nomad's.
+func validateOffline(spec source) (view.Validation, error) {
+	raw := spec.Job
 	if spec.HCL != "" {
-		return view.Validation{}, errors.New("validate job: only Nomad can turn HCL into a job: make JSON of it with nomad job run -output, or leave -offline away")
+		job, err := jobfile.Parse(jobfile.Config{Source: []byte(spec.HCL), Filename: spec.path, VarFile: spec.Variables})
+		if err == nil {
+			raw, err = json.Marshal(job)
+		}
+		if err != nil {
+			return view.Validation{}, &view.Error{Code: view.CodeRejected, Operation: "validate job", Cause: err.Error(), Hint: "without -offline Nomad itself reads the file"}
+		}
 	}
 	rejected := func(err error) (view.Validation, error) {
 		return view.Validation{}, &view.Error{Code: view.CodeRejected, Operation: "validate job", Cause: err.Error(), Hint: "this is no job as Nomad's API writes one"}
 	}
-	raw, err := submit.Unwrap(spec.Job)
+	raw, err := submit.Unwrap(raw)
 	if err != nil {
 		return rejected(err)
 	}
