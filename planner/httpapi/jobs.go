@@ -46,6 +46,11 @@ func (s *Server) check(q *request, spec view.Spec) (*checked, error) {
 	meta, faults := out.spec.Want(cfg.Core.CardTypes)
 	queue, wrong := submit.Queue(&cfg.Core, out.spec.Namespace, meta.Queue, q.by.submitter())
 	out.queue, out.faults = queue, append(faults, wrong...)
+	// Limits count per user, so nobody submits in another's name.
+	if meta.User != "" && meta.User != q.by.Name && !q.by.Role.May(view.RoleOperator) {
+		out.faults = append(out.faults, contract.Fault{Field: "meta." + contract.MetaUser, Value: meta.User,
+			Want: "the name of the token, " + q.by.Name + ", or nothing: only operators submit for others"})
+	}
 	return out, nil
 }
 
@@ -95,7 +100,7 @@ func (s *Server) validate(q *request) (any, error) {
 	}
 	faults, warnings := view.FromFaults(c.faults), c.Warnings
 	if len(faults) == 0 {
-		plan, err := s.Jobs.Plan(q.Context(), q.by, c.Job)
+		plan, err := s.decide(q, c.Job)
 		if err != nil {
 			return nil, err
 		}
@@ -126,6 +131,18 @@ func refusal(v view.Verdict) []contract.Fault {
 	return faults
 }
 
+// decide asks the planner for a plan. Each one is a whole decision, so only a
+// few run at a time; the others wait for their turn.
+func (s *Server) decide(q *request, job json.RawMessage) (view.Plan, error) {
+	select {
+	case s.deciding <- struct{}{}:
+		defer func() { <-s.deciding }()
+		return s.Jobs.Plan(q.Context(), q.by, job)
+	case <-q.Context().Done():
+		return view.Plan{}, q.Context().Err()
+	}
+}
+
 func (s *Server) plan(q *request) (any, error) {
 	var spec view.Spec
 	if err := q.body(&spec); err != nil {
@@ -138,7 +155,7 @@ func (s *Server) plan(q *request) (any, error) {
 	if len(c.faults) > 0 {
 		return nil, q.rejected(c)
 	}
-	plan, err := s.Jobs.Plan(q.Context(), q.by, c.Job)
+	plan, err := s.decide(q, c.Job)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +183,7 @@ func (s *Server) submit(q *request) (any, error) {
 		case c.spec.ParameterizedJob != nil && !c.spec.Dispatched:
 			starts = "parameterized"
 		case !in.KeepRefused:
-			plan, err := s.Jobs.Plan(q.Context(), q.by, c.Job)
+			plan, err := s.decide(q, c.Job)
 			if err != nil {
 				return view.Submitted{}, err
 			}

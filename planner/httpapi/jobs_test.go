@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -146,4 +147,32 @@ func TestIdempotencyKey(t *testing.T) {
 	must.Eq(t, 200, status, must.Sprint("a submission that failed may be tried again"))
 	status, _ = send(strings.Repeat("k", 300), ok)
 	must.Eq(t, 400, status)
+}
+
+// Plans are whole decisions: only a few run at a time, whoever asks.
+func TestPlansAreBounded(t *testing.T) {
+	t.Parallel()
+	p, url := serve(t, httpapitest.Open())
+	running, most := atomic.Int32{}, atomic.Int32{}
+	entered, free := make(chan struct{}, 8), make(chan struct{})
+	p.PlanFunc = func(httpapi.Caller, json.RawMessage) (view.Plan, error) {
+		most.Store(max(most.Load(), running.Add(1)))
+		entered <- struct{}{}
+		<-free
+		running.Add(-1)
+		return view.Plan{}, nil
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if status, body := ask(t, "POST", url+"/v1/plan", "", `{"hcl": "ok"}`); status != 200 {
+				t.Error(status, body)
+			}
+		})
+	}
+	<-entered
+	<-entered
+	close(free)
+	wg.Wait()
+	must.Eq(t, 2, most.Load())
 }

@@ -59,6 +59,8 @@ type Server struct {
 	mux  *http.ServeMux
 	csrf *http.CrossOriginProtection
 	keys *keyring
+	// deciding bounds the plans that are made for requests at a time.
+	deciding chan struct{}
 }
 
 // New makes the API's handler.
@@ -66,7 +68,7 @@ func New(o Options) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{Options: o, mux: http.NewServeMux(), csrf: http.NewCrossOriginProtection(), keys: newKeyring(4096, 24*time.Hour)}
+	s := &Server{Options: o, mux: http.NewServeMux(), csrf: http.NewCrossOriginProtection(), keys: newKeyring(4096, 24*time.Hour), deciding: make(chan struct{}, 2)}
 	for i := range Routes {
 		r := &Routes[i]
 		s.mux.HandleFunc(r.Method+" "+r.Path, func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, r) })
