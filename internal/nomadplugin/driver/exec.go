@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -18,12 +19,17 @@ import (
 // Nomad shows for a failed script check. ExecTaskStreaming has no limit.
 const maxExecOutput = 64 << 10
 
-func (s *server) checkExec(taskID string, command []string) error {
+// maxExecError is in bytes. Nomad's agent hands the error of a streamed exec to
+// its user in a websocket's close frame of 123 bytes, "rpc error: code =
+// FailedPrecondition desc = " included; a longer one reads "unexpected EOF" there.
+const maxExecError = 78
+
+func (s *server) checkExec(command []string) error {
 	if !s.plugin.Capabilities().Exec {
-		return wire.Unimplemented("exec in task %q: the driver offers no exec", taskID)
+		return wire.Unimplemented("the driver offers no exec")
 	}
 	if len(command) == 0 || command[0] == "" {
-		return wire.Invalid("exec in task %q: no command", taskID)
+		return wire.Invalid("exec without a command")
 	}
 	return nil
 }
@@ -31,12 +37,12 @@ func (s *server) checkExec(taskID string, command []string) error {
 // ExecTask always answers with a result or an error: Nomad's agent panics on a
 // missing one.
 func (s *server) ExecTask(ctx context.Context, req *driverpb.ExecTaskRequest) (*driverpb.ExecTaskResponse, error) {
-	if err := s.checkExec(req.GetTaskId(), req.GetCommand()); err != nil {
+	if err := s.checkExec(req.GetCommand()); err != nil {
 		return nil, err
 	}
 	timeout, err := duration(req.GetTimeout())
 	if err != nil {
-		return nil, wire.Invalid("exec in task %q: timeout: %v", req.GetTaskId(), err)
+		return nil, wire.Invalid("exec timeout: %v", err)
 	}
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -47,14 +53,14 @@ func (s *server) ExecTask(ctx context.Context, req *driverpb.ExecTaskRequest) (*
 	r, err := s.plugin.ExecTask(ctx, req.GetTaskId(), ExecRequest{
 		Command: req.GetCommand(), Stdin: bytes.NewReader(nil), Stdout: stdout, Stderr: stderr,
 	})
-	exit, err := execResult(req.GetTaskId(), r, err)
+	exit, err := execResult(r, err)
 	if err != nil {
 		return nil, err
 	}
 	return &driverpb.ExecTaskResponse{Stdout: stdout.bytes(), Stderr: stderr.bytes(), Result: exit}, nil
 }
 
-func execResult(taskID string, r *ExitResult, err error) (*driverpb.ExitResult, error) {
+func execResult(r *ExitResult, err error) (*driverpb.ExitResult, error) {
 	if err == nil && r != nil {
 		err = r.Err
 	}
@@ -63,13 +69,23 @@ func execResult(taskID string, r *ExitResult, err error) (*driverpb.ExitResult, 
 	}
 	exit, err := exitToProto(r)
 	if err != nil {
-		return nil, fmt.Errorf("exec in task %q: the driver's answer: %w", taskID, err)
+		return nil, fmt.Errorf("the driver's answer to exec: %w", err)
 	}
 	return exit, nil
 }
 
 // ExecTaskStreaming connects the driver's readers and writers with the stream.
+// Its errors are short; the log has them whole.
 func (s *server) ExecTaskStreaming(stream grpc.BidiStreamingServer[driverpb.ExecTaskStreamingRequest, driverpb.ExecTaskStreamingResponse]) error {
+	err := wire.Safely("exec", s.log, func() error { return s.execStreaming(stream) })
+	if err == nil || len(wire.ErrorText(err)) <= maxExecError {
+		return err
+	}
+	s.log.Error("exec failed", "error", err)
+	return errors.New(strings.ToValidUTF8(wire.ErrorText(err)[:maxExecError-3], "") + "...")
+}
+
+func (s *server) execStreaming(stream grpc.BidiStreamingServer[driverpb.ExecTaskStreamingRequest, driverpb.ExecTaskStreamingResponse]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return fmt.Errorf("exec: no first message: %w", err)
@@ -78,7 +94,7 @@ func (s *server) ExecTaskStreaming(stream grpc.BidiStreamingServer[driverpb.Exec
 	if setup == nil {
 		return wire.Invalid("exec: the first message is not a setup")
 	}
-	if err := s.checkExec(setup.GetTaskId(), setup.GetCommand()); err != nil {
+	if err := s.checkExec(setup.GetCommand()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
@@ -102,7 +118,7 @@ func (s *server) ExecTaskStreaming(stream grpc.BidiStreamingServer[driverpb.Exec
 			return send(&driverpb.ExecTaskStreamingResponse{Stderr: op})
 		}),
 	})
-	exit, err := execResult(setup.GetTaskId(), r, err)
+	exit, err := execResult(r, err)
 	if err != nil {
 		return err
 	}

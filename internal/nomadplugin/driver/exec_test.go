@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/shoenig/test/must"
 	"google.golang.org/grpc/codes"
@@ -171,6 +172,22 @@ func TestExecRefusals(t *testing.T) {
 	must.NoError(t, stream.CloseSend())
 	_, err = stream.Recv()
 	must.ErrorContains(t, err, "no first message")
+}
+
+// Nomad's agent hands the error to its user in a websocket's close frame, which
+// holds 123 bytes.
+func TestExecErrorsFitACloseFrame(t *testing.T) {
+	t.Parallel()
+	client := raw(t, &fake{capabilities: canExec, exec: func(context.Context, string, driver.ExecRequest) (*driver.ExitResult, error) {
+		return nil, errors.New("no such file: " + strings.Repeat("ü", 500))
+	}})
+	stream, err := client.ExecTaskStreaming(t.Context())
+	must.NoError(t, err)
+	must.NoError(t, stream.Send(&driverpb.ExecTaskStreamingRequest{Setup: &driverpb.ExecTaskStreamingRequest_Setup{Command: []string{"x"}}}))
+	_, err = stream.Recv()
+	must.StrContains(t, err.Error(), "no such file: üü")
+	must.LessEq(t, 123, len(err.Error()))
+	must.True(t, utf8.ValidString(err.Error()))
 }
 
 // Heartbeats, which Nomad's agent sends while nobody types, are no input.

@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"math"
+	"path"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -14,7 +15,7 @@ import (
 // environment).
 func ServerOptions(log hclog.Logger) []grpc.ServerOption {
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
-		err = Safely(info.FullMethod, log, func() (err error) {
+		err = Safely(path.Base(info.FullMethod), log, func() (err error) {
 			resp, err = handle(ctx, req)
 			return err
 		})
@@ -24,7 +25,7 @@ func ServerOptions(log hclog.Logger) []grpc.ServerOption {
 		return resp, nil
 	}
 	stream := func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		err := Safely(info.FullMethod, log, func() error { return handle(srv, ss) })
+		err := Safely(path.Base(info.FullMethod), log, func() error { return handle(srv, ss) })
 		return Status(ss.Context(), err)
 	}
 	return []grpc.ServerOption{
