@@ -17,15 +17,18 @@ import (
 	"github.com/nomad-muster/muster/internal/contract"
 )
 
-// notePeers remembers whether other members mark progress.
+// notePeers remembers what other members report.
 func (s *supervisor) notePeers(sight rendezvous.Sight) {
 	marks := false
 	for key, r := range sight.Reports {
 		marks = marks || key != s.spec.Self.Key() && r.State == contract.StateTraining
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.marks = s.marks || marks
-	s.mu.Unlock()
+	s.sight = sight
+	close(s.seen)
+	s.seen = make(chan struct{})
 }
 
 // watchHang looks for a hang until the launch is over.

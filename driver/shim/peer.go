@@ -1,7 +1,6 @@
 package shim
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -93,15 +92,9 @@ func (s *supervisor) askPeer(a member.AskPeer) {
 }
 
 func (s *supervisor) peerLives(where string, a member.AskPeer) error {
-	conn, err := net.DialTimeout("tcp", where, peerPause)
+	p, _, err := askState(s.ctx, net.Dialer{Timeout: peerPause}, where)
 	if err != nil {
 		return err
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(peerPause))
-	var p peerState
-	if err := json.NewDecoder(bufio.NewReaderSize(conn, 4096)).Decode(&p); err != nil {
-		return fmt.Errorf("read from %s: %w", where, err)
 	}
 	if p.Alloc != a.Peer.Alloc || p.Task != a.Peer.Task {
 		return fmt.Errorf("at %s another member answers", where)

@@ -79,12 +79,14 @@ type supervisor struct {
 	python preflight.Python
 	asked  *member.Ask
 	marks  bool // another member of the gang marks progress
+	sight  rendezvous.Sight
+	seen   chan struct{} // closed and replaced when sight changes
 	status Status
 }
 
 func newSupervisor(spec Spec) (*supervisor, error) {
 	dir := taskdir.Dir(spec.Dir)
-	s := &supervisor{spec: spec, dir: dir, start: dir.Start(spec.Self.Start), events: make(chan member.Event, 256), began: time.Now(), reports: make(chan contract.Report, 1), quiet: make(chan struct{})}
+	s := &supervisor{spec: spec, dir: dir, start: dir.Start(spec.Self.Start), events: make(chan member.Event, 256), began: time.Now(), reports: make(chan contract.Report, 1), quiet: make(chan struct{}), seen: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	logFile, err := os.OpenFile(s.start.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -419,49 +421,6 @@ func (s *supervisor) watchLogs() {
 		}
 		told = stalled
 	}
-}
-
-// preflight checks and reports.
-func (s *supervisor) preflight(a member.Preflight) {
-	var want int
-	if a.Member >= 0 && a.Member < len(a.Record.Members) {
-		want = a.Record.Members[a.Member].Cards
-	}
-	ctx, cancel := context.WithTimeout(s.ctx, time.Minute)
-	defer cancel()
-	s.mu.Lock()
-	if s.port != nil { // of an earlier attempt
-		s.port.Release()
-		s.port = nil
-	}
-	s.mu.Unlock()
-	r := preflight.Check(ctx, preflight.Input{
-		Config: s.spec.Config, TaskDir: s.spec.TaskDir, Cards: s.spec.Cards, WantCards: want, SearchPath: s.spec.Env["PATH"], Python: s.spec.Python,
-		Interface: s.spec.Interface, NomadIP: s.spec.NomadIP, Port: s.spec.Port, PortLow: s.spec.PortLow, PortHigh: s.spec.PortHigh, StateDir: s.spec.Dir, Run: s.spawn.run,
-	})
-	report := contract.Report{Ranks: r.Ranks, World: s.spec.World(), Cards: s.spec.Cards, Problems: r.Problems}
-	if r.Address.IP.IsValid() {
-		report.Address, report.Interface = r.Address.IP.String(), r.Address.Interface
-		if s.peerServer() == nil {
-			peers, err := servePeers(report.Address, s.peerState)
-			if err != nil {
-				report.Problems = append(report.Problems, contract.Problem{What: "address", Site: true, Text: err.Error()})
-			}
-			s.mu.Lock()
-			s.peers = peers
-			s.mu.Unlock()
-		}
-		if p := s.peerServer(); p != nil {
-			report.Supervisor = p.port
-		}
-	}
-	if r.Port != nil {
-		report.Port = r.Port.Number
-	}
-	s.mu.Lock()
-	s.port, s.addr, s.python = r.Port, r.Address, r.Python
-	s.mu.Unlock()
-	s.event(member.Checked{Attempt: a.Attempt, Report: report})
 }
 
 // request answers the plugin.

@@ -105,6 +105,7 @@ type State string
 
 // The states a member reports, in the order in which they come.
 const (
+	StateChecking State = "checking" // held, preflight runs; peers may connect to Address and Supervisor
 	StateReady    State = "ready"    // held, preflight green
 	StateRefused  State = "refused"  // held, preflight found Problems
 	StateLaunched State = "launched" // rendezvous complete, ranks run

@@ -1,0 +1,266 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nomad-muster/muster/driver/member"
+	"github.com/nomad-muster/muster/driver/preflight"
+	"github.com/nomad-muster/muster/driver/rendezvous"
+	"github.com/nomad-muster/muster/internal/contract"
+)
+
+const (
+	// localTime bounds the checks on this node, without the site's own command.
+	localTime = time.Minute
+	// peerTime is for how long a peer that reported is tried before it counts
+	// as out of reach.
+	peerTime = 10 * time.Second
+	// skewLimit is how far the clocks of two members may be apart.
+	skewLimit = 10 * time.Second
+	// allPeers is up to how many members everybody tries everybody else; in
+	// larger worlds each tries its next neighbours and the store's host.
+	allPeers, nextPeers = 32, 8
+)
+
+// preflight checks this node, then the way to the peers, and reports.
+func (s *supervisor) preflight(a member.Preflight) {
+	report, ok := s.checkNode(a)
+	if !ok { // another attempt began, or the member is over
+		return
+	}
+	if len(report.Problems) == 0 && s.spec.Rendezvous == contract.RendezvousConsul && len(a.Record.Members) > 1 {
+		report.State = contract.StateChecking
+		self := s.spec.Self
+		report.V, report.Gang, report.Attempt, report.Alloc, report.Task, report.Start, report.At = contract.RecordVersion, self.Gang, a.Attempt, self.Alloc, self.Task, self.Start, time.Now()
+		select {
+		case s.reports <- report:
+		case <-s.ctx.Done():
+			return
+		}
+		report.Problems = s.checkPeers(a)
+	}
+	s.event(member.Checked{Attempt: a.Attempt, Report: report})
+}
+
+// checkNode checks what this node alone can tell.
+func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
+	var want int
+	if a.Member >= 0 && a.Member < len(a.Record.Members) {
+		want = a.Record.Members[a.Member].Cards
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, localTime)
+	defer cancel()
+	s.mu.Lock()
+	if s.port != nil { // of an earlier attempt
+		s.port.Release()
+		s.port = nil
+	}
+	s.mu.Unlock()
+	r := preflight.Check(ctx, preflight.Input{
+		Config: s.spec.Config, TaskDir: s.spec.TaskDir, Cards: s.spec.Cards, WantCards: want, SearchPath: s.spec.Env["PATH"], Python: s.spec.Python,
+		Interface: s.spec.Interface, NomadIP: s.spec.NomadIP, Port: s.spec.Port, PortLow: s.spec.PortLow, PortHigh: s.spec.PortHigh, StateDir: s.spec.Dir, Run: s.spawn.run,
+	})
+	report := contract.Report{Ranks: r.Ranks, World: s.spec.World(), Cards: s.spec.Cards, Problems: r.Problems}
+	if r.Address.IP.IsValid() {
+		report.Address, report.Interface = r.Address.IP.String(), r.Address.Interface
+		if s.peerServer() == nil {
+			peers, err := servePeers(report.Address, s.peerState)
+			if err != nil {
+				report.Problems = append(report.Problems, contract.Problem{What: "address", Site: true, Text: err.Error()})
+			}
+			s.mu.Lock()
+			s.peers = peers
+			s.mu.Unlock()
+		}
+		if p := s.peerServer(); p != nil {
+			report.Supervisor = p.port
+		}
+	}
+	if r.Port != nil {
+		report.Port = r.Port.Number
+	}
+	s.mu.Lock()
+	s.port, s.addr, s.python = r.Port, r.Address, r.Python
+	s.mu.Unlock()
+	report.Problems = append(report.Problems, s.checkAsUser()...)
+	if len(report.Problems) == 0 {
+		report.Problems = append(report.Problems, s.siteCommand()...)
+	}
+	return report, s.ctx.Err() == nil
+}
+
+// environment of the ranks, as a list.
+func (s *supervisor) environment() []string {
+	env := make([]string, 0, len(s.spec.Env))
+	for name, value := range s.spec.Env {
+		env = append(env, name+"="+value)
+	}
+	slices.Sort(env)
+	return env
+}
+
+// checkAsUser: what the supervisor may read, the ranks' user may perhaps not.
+func (s *supervisor) checkAsUser() []contract.Problem {
+	script := s.spec.Config.Script
+	if s.spec.User == nil || script == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, localTime)
+	defer cancel()
+	if _, err := s.spawn.runAs(ctx, s.spec.User, []string{"/bin/sh", "-c", `test -r "$0"`, script}, s.environment(), s.spec.TaskDir); err != nil {
+		return []contract.Problem{{What: "script", Text: fmt.Sprintf("script = %q: user %s may not read it", script, s.spec.User.Name)}}
+	}
+	return nil
+}
+
+// siteCommand runs the check that the task names.
+func (s *supervisor) siteCommand() []contract.Problem {
+	argv := s.spec.Config.PreflightCommand
+	if len(argv) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, s.spec.Config.PreflightTimeout)
+	defer cancel()
+	if _, err := s.spawn.runAs(ctx, s.spec.User, argv, s.environment(), s.spec.TaskDir); err != nil {
+		return []contract.Problem{{What: "command", Site: true, Text: fmt.Sprintf("preflight_command on %s: %v", s.spec.Node, err)}}
+	}
+	return nil
+}
+
+// checkPeers waits until the members that this one will talk to have reported
+// where they are, and tries to reach each. A member that has not come yet is
+// waited for: the planner sees who is missing, and the hold ends some time.
+func (s *supervisor) checkPeers(a member.Preflight) []contract.Problem {
+	var mu sync.Mutex
+	var problems []contract.Problem
+	var wg sync.WaitGroup
+	tried := map[string]bool{}
+	for {
+		s.mu.Lock()
+		sight, seen := s.sight, s.seen
+		s.mu.Unlock()
+		missing := 0
+		for _, peer := range s.peersToTry(a, sight) {
+			key := rendezvous.MemberKey(peer.Alloc, peer.Task)
+			r, there := sight.Reports[key]
+			if !there || r.Supervisor == 0 && r.State != contract.StateRefused && r.State != contract.StateEnded {
+				missing++
+				continue
+			}
+			if tried[key] || r.Supervisor == 0 {
+				continue
+			}
+			tried[key] = true
+			wg.Go(func() {
+				if p := s.tryPeer(peer, r); p != nil {
+					mu.Lock()
+					problems = append(problems, *p)
+					mu.Unlock()
+				}
+			})
+		}
+		if missing == 0 {
+			break
+		}
+		select {
+		case <-seen:
+		case <-s.ctx.Done():
+			return nil
+		}
+		if r := s.recordInSight(); r == nil || r.Attempt != a.Attempt || r.Phase != contract.PhasePlaced {
+			return nil // the answer is of no use any more
+		}
+	}
+	wg.Wait()
+	slices.SortFunc(problems, func(a, b contract.Problem) int { return strings.Compare(a.Peer+a.Text, b.Peer+b.Text) })
+	return problems
+}
+
+func (s *supervisor) recordInSight() *contract.Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sight.Record
+}
+
+// peersToTry gives the members of this one's world that it tries to reach.
+func (s *supervisor) peersToTry(a member.Preflight, sight rendezvous.Sight) []contract.Member {
+	var world []contract.Member
+	own := -1
+	for _, m := range a.Record.Members {
+		if m.Index == a.Member {
+			own = len(world)
+		} else if s.spec.World() == s.spec.Group && m.Group != s.spec.Group {
+			continue // another group has a world of its own
+		}
+		world = append(world, m)
+	}
+	if own < 0 {
+		return nil
+	}
+	var out []contract.Member
+	for i, m := range world {
+		distance := (i - own + len(world)) % len(world)
+		if i != own && (len(world) <= allPeers || distance <= nextPeers || i == 0) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// tryPeer reaches a peer's supervisor over the interface that the ranks will
+// use, and compares clocks.
+func (s *supervisor) tryPeer(peer contract.Member, r contract.Report) *contract.Problem {
+	where := net.JoinHostPort(r.Address, strconv.Itoa(r.Supervisor))
+	s.mu.Lock()
+	own := s.addr
+	s.mu.Unlock()
+	dialer := net.Dialer{Timeout: 2 * time.Second}
+	if own.IP.IsValid() && own.IP.Is4() == !strings.Contains(r.Address, ":") {
+		dialer.LocalAddr = &net.TCPAddr{IP: own.IP.AsSlice(), Zone: own.IP.Zone()}
+	}
+	var last error
+	for deadline := time.Now().Add(peerTime); ; {
+		state, sent, err := askState(s.ctx, dialer, where)
+		switch {
+		case err == nil && (state.Alloc != peer.Alloc || state.Task != peer.Task):
+			last = fmt.Errorf("another member answers there (%s)", state.Alloc)
+		case err == nil:
+			if skew := state.At.Sub(sent); skew > skewLimit || skew < -skewLimit {
+				return &contract.Problem{What: "clock", Site: true, Peer: peer.Node, Text: fmt.Sprintf("the clocks of %s and %s are %v apart; certificates, tokens and time limits will disagree: run NTP on both", s.spec.Node, peer.Node, skew.Round(time.Second))}
+			}
+			return nil
+		default:
+			last = err
+		}
+		if time.Now().After(deadline) || s.ctx.Err() != nil {
+			return &contract.Problem{What: "peer", Site: true, Peer: peer.Node, Text: fmt.Sprintf("member %d on %s cannot be reached at %s from %s (%s, interface %s) within %v: %v", peer.Index, peer.Node, where, s.spec.Node, own.IP, own.Interface, peerTime, last)}
+		}
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-s.ctx.Done():
+		}
+	}
+}
+
+// askState asks a supervisor who it is; sent is the middle of the exchange.
+func askState(ctx context.Context, d net.Dialer, where string) (p peerState, sent time.Time, err error) {
+	conn, err := d.DialContext(ctx, "tcp", where)
+	if err != nil {
+		return p, sent, err
+	}
+	defer conn.Close()
+	begin := time.Now()
+	_ = conn.SetDeadline(begin.Add(2 * time.Second))
+	if err := json.NewDecoder(conn).Decode(&p); err != nil {
+		return p, sent, fmt.Errorf("read from %s: %w", where, err)
+	}
+	return p, begin.Add(time.Since(begin) / 2), nil
+}
