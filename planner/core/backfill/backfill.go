@@ -316,6 +316,9 @@ func (t *Table) Commit(b Booking) {
 		t.c.Take(n)
 	}
 	t.Bookings = append(t.Bookings, b)
+	if !b.End.IsZero() {
+		t.Add(Release{At: b.End, Gang: b.Gang}) // another instant at which something comes free
+	}
 }
 
 // Drop takes a booking back.

@@ -246,8 +246,7 @@ func (c *cycle) started(g *gang, o *placement.Option, res *placement.Result, lif
 	if len(g.Groups) > 1 {
 		need = o.Cards
 	}
-	within := c.tree.Within(g.queue, 0, need)
-	before := c.tree.Excess(g.queue)
+	before := c.tree.Borrowed(g.queue)
 	for _, n := range need {
 		c.tree.Add(g.queue, n.Model, n.Cards)
 	}
@@ -256,9 +255,7 @@ func (c *cycle) started(g *gang, o *placement.Option, res *placement.Result, lif
 	u.gangs++
 	start := core.Start{Gang: g.ID, Queue: g.Queue, Model: o.Model, Repair: g.Damaged, Members: c.placements(g.Gang, res.Members, o.Model, 0),
 		Backfill: len(c.times.Bookings) > 0, OnPromise: lifted != 0 && (c.limit(g) == 0 || lifted != c.times.Before(c.now.Add(c.limit(g)))), Score: c.score(res)}
-	if !within {
-		start.Borrowed = c.tree.Excess(g.queue) - before
-	}
+	start.Borrowed = c.tree.Borrowed(g.queue) - before
 	c.plan.Starts = append(c.plan.Starts, start)
 	g.start, g.uses = &start, usesOf(res)
 	g.v.Action, g.v.Reason, g.v.Sentence = core.ActionStart, core.ReasonFits, "starts: "+start.Score
@@ -342,7 +339,7 @@ func (c *cycle) reserve(g *gang) {
 		}
 		b, ok := c.times.Shadow(ask)
 		if !ok {
-			if c.waited(g) < c.cfg.GatherAfter && !g.Damaged {
+			if c.waited(g) < c.cfg.GatherAfter && !g.Damaged && !g.displaced() {
 				continue
 			}
 			if b, ok = c.times.Gather(ask); !ok {

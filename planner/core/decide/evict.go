@@ -326,7 +326,11 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 				kinds = append(kinds, kind)
 			}
 		}
-		p.Units = append(p.Units, preempt.Unit{Gang: i, Member: -1, Uses: c.usesOf(v), Cards: v.cards, Cost: cost})
+		u := preempt.Unit{Gang: i, Member: -1, Uses: c.usesOf(v), Cards: v.cards, Cost: cost}
+		if p.Spare[i] > 0 {
+			u.Members = c.membersOf(v)
+		}
+		p.Units = append(p.Units, u)
 		kinds = append(kinds, kind)
 	}
 	if len(p.Units) == 0 {
@@ -452,11 +456,11 @@ func (c *cycle) carryOut(g *gang, o *placement.Option, p *preempt.Problem, s *pr
 	for _, v := range after {
 		start.After = append(start.After, c.gangs[v].ID)
 	}
-	before := c.tree.Excess(g.queue)
+	before := c.tree.Borrowed(g.queue)
 	for _, n := range need {
 		c.tree.Add(g.queue, n.Model, n.Cards)
 	}
-	start.Borrowed = max(0, c.tree.Excess(g.queue)-before)
+	start.Borrowed = max(0, c.tree.Borrowed(g.queue)-before)
 	u := c.user(g.User)
 	u.cards += total(need)
 	u.gangs++

@@ -45,6 +45,10 @@ func (g *gang) least() int {
 // elastic tells whether its size may change.
 func (g *gang) elastic() bool { return g.Min > 0 && g.Min < g.members && len(g.Groups) == 1 }
 
+// displaced tells whether it was given places before and lost them before it
+// ran: what comes free is gathered for it at once.
+func (g *gang) displaced() bool { return g.Attempt > 0 && g.Ran == 0 }
+
 // running tells whether it holds cards and nobody has asked it to leave.
 func (g *gang) running() bool {
 	return (g.State == core.GangRunning || g.State == core.GangPlacing) && !g.gone
@@ -120,6 +124,18 @@ func (c *cycle) end(g *gang) time.Time {
 		}
 	}
 	return end
+}
+
+// membersOf is the member of each of usesOf.
+func (c *cycle) membersOf(g *gang) []int {
+	holds := c.live.Holds()
+	out := make([]int, 0, len(g.holds))
+	for _, h := range g.holds {
+		if holds[h].Use.Node >= 0 {
+			out = append(out, holds[h].Claim.Member)
+		}
+	}
+	return out
 }
 
 // usesOf is what the end of a gang's claims would free.

@@ -68,6 +68,7 @@ func (c *cycle) levels() []string {
 // one above it, on every model that it accepts.
 func (c *cycle) overMax(g *gang, refuse func(core.Reason, string, string)) {
 	var first string
+	over := 0
 	for _, o := range g.req.Options {
 		need := c.need(g, o, g.least())
 		limit := c.tree.Never(g.queue, need)
@@ -75,11 +76,13 @@ func (c *cycle) overMax(g *gang, refuse func(core.Reason, string, string)) {
 			return
 		}
 		if first == "" {
+			over = limit.Over
 			first = fmt.Sprintf("needs %s%s, queue %s may hold %d at most", cards(limit.Bound+limit.Over), c.ofModel(limit.Model), c.tree.Queues[limit.Queue].Conf.Name, limit.Bound)
 		}
 	}
 	if first != "" {
 		refuse(core.ReasonTooLarge, first, "ask for fewer members, or raise the queue's max")
+		g.kept[len(g.kept)-1].Missing = over
 	}
 }
 

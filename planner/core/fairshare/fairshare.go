@@ -134,23 +134,27 @@ func stated(a core.Amounts, m core.Model) int {
 	return none
 }
 
-// settle raises a parent's guarantee to the sum of its children's.
+// settle raises a parent's guarantee to the sum of its children's, and keeps
+// of "any", which guarantees the sum over models, what goes beyond the models
+// that are named.
 func (t *Tree) settle(q int32, depth int) {
 	a := &t.Queues[q]
 	a.depth = depth
-	sum, sumAny := make([]int, t.models), 0
+	sum, sumAny, total := make([]int, t.models), 0, 0
 	for _, c := range a.Children {
 		t.settle(c, depth+1)
 		child := &t.Queues[c]
 		for m := range sum {
 			sum[m] += child.guaranteed[m]
+			sumAny += child.guaranteed[m]
 		}
 		sumAny += child.guaranteedAny
 	}
 	for m := range sum {
 		a.guaranteed[m] = max(a.guaranteed[m], sum[m])
+		total += a.guaranteed[m]
 	}
-	a.guaranteedAny = max(a.guaranteedAny, sumAny)
+	a.guaranteedAny = max(0, max(a.guaranteedAny, sumAny)-total)
 }
 
 // Find gives a queue's number; -1 where it is not configured.
@@ -397,6 +401,9 @@ func (t *Tree) Common(a, b int32) int32 {
 	}
 	return a
 }
+
+// Borrowed is what a queue holds above its guarantee without what is leaving.
+func (t *Tree) Borrowed(q int32) int { return t.Queues[q].spare() }
 
 // Borrows tells whether a queue holds cards above its guarantee all the way
 // up to an ancestor, so that those cards can be asked back from outside.

@@ -31,8 +31,10 @@ type Unit struct {
 	Gang   int // the caller's number of its gang
 	Member int // of an elastic gang, -1: the gang as a whole
 	Uses   []cluster.Use
-	Cards  int
-	Cost   int64
+	// Members are, of a gang as a whole, the member of each use.
+	Members []int
+	Cards   int
+	Cost    int64
 }
 
 // Problem is one gang's need.
@@ -328,7 +330,7 @@ func (s *state) next(group int, n int32) (int64, []int32) {
 	}
 	var all []candidate
 	members := map[int]int{}
-	for _, i := range s.on[n] {
+	for _, i := range s.on[n] { // members come before their gangs
 		u := &p.Units[i]
 		if s.taken[i] || s.whole[u.Gang] {
 			continue
@@ -338,6 +340,9 @@ func (s *state) next(group int, n int32) (int64, []int32) {
 				continue
 			}
 			members[u.Gang]++
+		}
+		if u.Member < 0 && s.members[u.Gang]+members[u.Gang] < p.Spare[u.Gang] {
+			continue // single members will do
 		}
 		k := candidate{unit: i}
 		for j := range u.Uses {
@@ -484,7 +489,7 @@ func (s *state) take(units []int32) []int32 {
 		} else {
 			s.whole[u.Gang] = true
 		}
-		give(s.p.Cluster, s.p.Units[i:i+1])
+		s.giveUnit(int(i))
 		if len(u.Uses) > 1 {
 			for j := range u.Uses {
 				nodes = append(nodes, u.Uses[j].Node)
@@ -492,6 +497,28 @@ func (s *state) take(units []int32) []int32 {
 		}
 	}
 	return nodes
+}
+
+// giveUnit gives back what a unit holds, less what its gang gave up member by
+// member before.
+func (s *state) giveUnit(i int) {
+	p := s.p
+	u := &p.Units[i]
+	if u.Member >= 0 || s.members[u.Gang] == 0 {
+		give(p.Cluster, p.Units[i:i+1])
+		return
+	}
+	gone := map[int]bool{}
+	for j := range p.Units {
+		if p.Units[j].Gang == u.Gang && p.Units[j].Member >= 0 && s.taken[j] {
+			gone[p.Units[j].Member] = true
+		}
+	}
+	for j := range u.Uses {
+		if u.Uses[j].Node >= 0 && (j >= len(u.Members) || !gone[u.Members[j]]) {
+			p.Cluster.Give(&u.Uses[j])
+		}
+	}
 }
 
 // placed takes the place that the gang would have with every unit taken.
@@ -524,7 +551,7 @@ func (s *state) finish(members []placement.Member) (*Solution, int) {
 	defer p.Cluster.Rollback(mark)
 	var chosen []int
 	for i := range p.Units {
-		if s.taken[i] {
+		if s.taken[i] = s.taken[i] && (p.Units[i].Member < 0 || !s.whole[p.Units[i].Gang]); s.taken[i] {
 			chosen = append(chosen, i)
 			give(p.Cluster, p.Units[i:i+1])
 		}
