@@ -252,6 +252,17 @@ func TestC39ExactNames(t *testing.T) {
 	})
 }
 
+// What is over already needs no stop, and none is asked for.
+func TestStopOver(t *testing.T) {
+	t.Parallel()
+	s := newShell(t)
+	s.planner.Set(gang("default", "done", contract.StageComplete), view.Event{})
+	must.Eq(t, result{0, "done is over already: complete\n", ""}, s.run("job", "stop", "done"))
+	must.SliceEmpty(t, s.planner.Calls())
+	must.Eq(t, 0, s.run("job", "stop", "-purge", "-detach", "done").code)
+	must.Eq(t, []string{"stop default/done by anonymous"}, s.planner.Calls())
+}
+
 // C40: each way in which a submission that waits can end has its exit code.
 func TestC40ExitCodes(t *testing.T) {
 	t.Parallel()
@@ -273,6 +284,7 @@ func TestC40ExitCodes(t *testing.T) {
 		{name: "starts at once", args: []string{"-until=started"}, steps: []step{{stage: contract.StageStarted}}, code: 0, result: "reached"},
 		{name: "waits and starts then", args: []string{"-until=started"}, code: 0, result: "reached",
 			steps: []step{{stage: contract.StageQueued}, {stage: contract.StagePlanned}, {stage: contract.StagePlaced}, {stage: contract.StageStarted}}},
+		{name: "a service that has started", code: 0, result: "reached", steps: []step{{stage: contract.StageQueued}, {contract.StageStarted, func(g *view.Gang) { g.Type = "service" }}}},
 		{name: "starts is not complete", code: 0, result: "complete",
 			steps: []step{{stage: contract.StageStarted}, {stage: contract.StageTraining}, {stage: contract.StageComplete}}},
 		{name: "never fits", code: command.ExitRejected, result: "refused", says: "needs 64 cards, the whole cluster has 8",

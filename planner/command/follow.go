@@ -72,7 +72,7 @@ func (f *follower) follow(index uint64) (g view.Gang, err error) {
 				rounds++
 				continue
 			}
-			g, seen, index = got, true, got.Index
+			g, seen, index = got, true, max(got.Index, 1)
 		case ctx.Err() != nil:
 			return g, f.gaveUp(context.Cause(ctx), g)
 		case errors.As(err, &contact) || errors.As(err, &refused) && refused.Code == view.CodeUnavailable:
@@ -142,7 +142,11 @@ func (f *follower) arrived(g view.Gang) (bool, error) {
 		return true, &Exit{ExitRejected, fmt.Errorf("gang %s is refused: %s; it is looked at again when nodes or queues change; muster job stop %s takes it away",
 			g.ID, g.Sentence, f.args())}
 	}
-	return slices.Index(contract.Stages, g.Stage) >= slices.Index(contract.Stages, f.until) && f.until != contract.StageComplete, nil
+	until := f.until
+	if until == contract.StageComplete && g.Type == "service" {
+		until = contract.StageStarted // it is to run for ever
+	}
+	return until != contract.StageComplete && slices.Index(contract.Stages, g.Stage) >= slices.Index(contract.Stages, until), nil
 }
 
 // gaveUp tells why the wait ended before the gang was there.

@@ -29,7 +29,7 @@ func jobRun() Command {
 		Usage:    "job run [options] <file>",
 		About: "Submits the job of a file (HCL or JSON as Nomad takes it, - is stdin) as a gang. All that is wrong with it is reported at once, and nothing is submitted then. " +
 			"The hold constraint, and restart, reschedule and disconnect blocks, are added where they are missing; nomad job run with these in the file does the same.\n\n" +
-			"Then waits and shows the gang's stages until it is complete. Ctrl-C ends the waiting, not the gang. Submitting a job that is there already updates its gang.",
+			"Then waits and shows the gang's stages until it is complete. A service is waited for until it has started. Ctrl-C ends the waiting, not the gang. Submitting a job that is there already updates its gang.",
 		API: true, Data: true, Least: 1, Most: 1,
 		Flags: func(f *Flags) {
 			o = jobRunFlags{}
@@ -113,7 +113,7 @@ func runJob(c *Call, o jobRunFlags, path string) error {
 		}
 		return nil
 	}
-	f := follower{Call: c, api: api, name: name{done.Namespace, done.Job}, until: contract.Stage(o.until), timeout: o.timeout, patience: 10 * time.Minute, lines: lines}
+	f := follower{Call: c, api: api, name: name{namespace: done.Namespace, job: done.Job}, until: contract.Stage(o.until), timeout: o.timeout, patience: 10 * time.Minute, lines: lines}
 	if done.Update {
 		done.Index = 0 // what is there is the gang itself, not an earlier one
 	}
@@ -288,8 +288,10 @@ type stopResult struct {
 	Argument string        `json:"argument"`
 	Stopped  *view.Stopped `json:"stopped,omitempty"`
 	Gang     *view.Gang    `json:"gang,omitempty"` // as it ended; absent with -detach
-	Error    string        `json:"error,omitempty"`
-	ExitCode int           `json:"exit_code"`
+	// Over: it had ended before, so nothing was done.
+	Over     contract.Stage `json:"over,omitempty"`
+	Error    string         `json:"error,omitempty"`
+	ExitCode int            `json:"exit_code"`
 }
 
 func stopJobs(c *Call, api *client.Client, args []string, how view.StopRequest, detach bool, timeout time.Duration) error {
@@ -299,6 +301,10 @@ func stopJobs(c *Call, api *client.Client, args []string, how view.StopRequest, 
 	for i, arg := range args {
 		results[i].Argument = arg
 		n, err := c.exact(api, "stop gang", arg)
+		if err == nil && n.stage.Ended() && !how.Purge {
+			results[i].Over = n.stage // what was asked for is so
+			continue
+		}
 		if err == nil {
 			var stopped view.Stopped
 			if stopped, err = api.Stop(c.Context, n.namespace, n.job, how); err == nil {
@@ -308,11 +314,11 @@ func stopJobs(c *Call, api *client.Client, args []string, how view.StopRequest, 
 		errs[i] = err
 	}
 	for i := range args {
-		if errs[i] != nil || detach {
+		if errs[i] != nil || detach || results[i].Over != "" {
 			continue
 		}
 		namespace, job, _ := strings.Cut(results[i].Stopped.ID, "/") // namespaces have no slash
-		f := follower{Call: c, api: api, name: name{namespace, job}, cancelled: true, timeout: timeout, patience: 10 * time.Minute}
+		f := follower{Call: c, api: api, name: name{namespace: namespace, job: job}, cancelled: true, timeout: timeout, patience: 10 * time.Minute}
 		g, err := f.follow(results[i].Stopped.Index)
 		if errs[i] = err; g.ID != "" {
 			results[i].Gang = &g
@@ -329,6 +335,8 @@ func stopJobs(c *Call, api *client.Client, args []string, how view.StopRequest, 
 		for _, r := range results {
 			switch {
 			case r.Error != "":
+			case r.Over != "":
+				w.line("%s is over already: %s", r.Argument, r.Over)
 			case r.Gang != nil:
 				w.line("%s %s", r.Gang.ID, r.Gang.Stage)
 			case detach:

@@ -6,12 +6,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/httpapi/client"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
-// name is a gang's exact name.
-type name struct{ namespace, job string }
+// name is a gang's exact name; stage is where it was when it was looked for.
+type name struct {
+	namespace, job string
+	stage          contract.Stage
+}
 
 func (n name) String() string { return n.namespace + "/" + n.job }
 
@@ -58,7 +62,7 @@ func (c *Call) exact(api *client.Client, operation, arg string) (name, error) {
 	case 0:
 		return name{}, c.notFound(operation, arg, gangs)
 	case 1:
-		return name{found[0].Namespace, found[0].Job}, nil
+		return name{found[0].Namespace, found[0].Job, found[0].Stage}, nil
 	}
 	return name{}, several(operation, arg, found)
 }
@@ -86,7 +90,7 @@ func (c *Call) short(api *client.Client, operation, arg string) (name, error) {
 		}
 		switch {
 		case len(found) == 1:
-			return name{found[0].Namespace, found[0].Job}, nil
+			return name{found[0].Namespace, found[0].Job, found[0].Stage}, nil
 		case len(found) > 1:
 			return name{}, several(operation, arg, found)
 		}
