@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/consul/api"
 	"github.com/shoenig/test/must"
 
 	"github.com/nomad-muster/muster/driver/rendezvous/rendezvoustest"
@@ -67,8 +66,7 @@ func TestPeersOutOfReachAreNamed(t *testing.T) {
 			tr.planner.Await(tr.ctx, 1, "checking", func(all map[string]contract.Report) bool { return all[key].State == contract.StateChecking })
 			report, err := json.Marshal(contract.Report{V: 1, Gang: tr.gang, Attempt: 1, Alloc: "peer", Task: "train", State: contract.StateChecking, Address: "127.0.0.1", Supervisor: c.port(t)})
 			must.NoError(t, err)
-			_, err = rendezvoustest.Shared(t).API().KV().Put(&api.KVPair{Key: tr.gang.ReportKey(1, "peer", "train"), Value: report}, nil)
-			must.NoError(t, err)
+			rendezvoustest.Shared(t).Put(t, tr.gang.ReportKey(1, "peer", "train"), string(report))
 			all := tr.planner.Await(tr.ctx, 1, "refused", func(all map[string]contract.Report) bool { return all[key].State == contract.StateRefused })
 			p := all[key].Problems[0]
 			must.Eq(t, c.what, p.What)

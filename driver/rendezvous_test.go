@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/consul/api"
 	"github.com/shoenig/test/must"
 
 	"github.com/nomad-muster/muster/driver/rendezvous/rendezvoustest"
@@ -119,15 +118,10 @@ func TestHostIsDecidedByTheRecord(t *testing.T) {
 func TestStaleAddressesAreIgnored(t *testing.T) {
 	t.Parallel()
 	tr := newTrial(t, 2, ranksConfig(t, "-steps", "3"))
-	consul := rendezvoustest.Shared(t).API()
-	put := func(key, text string) {
-		_, err := consul.KV().Put(&api.KVPair{Key: key, Value: []byte(text)}, nil)
-		must.NoError(t, err)
-	}
+	consul := rendezvoustest.Shared(t)
+	put := func(key, text string) { consul.Put(t, key, text) }
 	put(tr.gang.EndpointKey(1, "rank"), `{"v":1,"world":"rank","host":"192.0.2.11","port":20100,"move":9}`)
-	must.NoError(t, consul.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "stale-" + tr.gang.Job, Name: contract.ConsulService, Address: "192.0.2.11", Port: 20100,
-		Meta: map[string]string{"gang": tr.gang.String(), "attempt": "1"}}))
-	t.Cleanup(func() { _ = consul.Agent().ServiceDeregister("stale-" + tr.gang.Job) })
+	consul.Register(t, "stale-"+tr.gang.Job, "192.0.2.11", 20100, map[string]string{"gang": tr.gang.String(), "attempt": "1"})
 	ended := contract.Record{V: 1, Gang: tr.gang, Attempt: 1, Phase: contract.PhaseEnded, Members: []contract.Member{{Alloc: "old", Task: "train", Node: "n9"}}}
 	tr.planner.Write(ended)
 	tr.start()

@@ -146,6 +146,20 @@ func (a *Agent) Config() rendezvous.ConsulConfig {
 // API is Consul's own client of the agent.
 func (a *Agent) API() *api.Client { return a.api }
 
+// Put writes a key, as whoever it may be.
+func (a *Agent) Put(t testing.TB, key, text string) {
+	t.Helper()
+	_, err := a.api.KV().Put(&api.KVPair{Key: key, Value: []byte(text)}, nil)
+	must.NoError(t, err)
+}
+
+// Register puts an instance of the members' service there, until the test ends.
+func (a *Agent) Register(t testing.TB, id, address string, port int, meta map[string]string) {
+	t.Helper()
+	must.NoError(t, a.api.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: id, Name: contract.ConsulService, Address: address, Port: port, Meta: meta}))
+	t.Cleanup(func() { _ = a.api.Agent().ServiceDeregister(id) })
+}
+
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for range n {
