@@ -3,7 +3,7 @@ package hclspec
 import (
 	"bytes"
 	"math"
-	"math/big"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -127,7 +127,7 @@ func TestDecodeEveryNumber(t *testing.T) {
 		if math.IsNaN(f) || math.IsInf(f, 0) {
 			return
 		}
-		text := big.NewFloat(f).Text('g', -1)
+		text := strconv.FormatFloat(f, 'g', -1, 64)
 		n, err := cty.ParseNumberVal(text)
 		if err != nil {
 			t.Fatal(err)
