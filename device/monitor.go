@@ -92,6 +92,7 @@ type Monitor struct {
 	view    *view         // nil until the first look
 	changed chan struct{} // closed at the next change of view
 	stat    []Status
+	strange uint64 // faults of unknown devices
 	sampler *sampler
 }
 
@@ -385,9 +386,9 @@ func (m *Monitor) Carry(ctx context.Context, o Order, done func(error)) {
 			done(nil)
 			return
 		}
-		c := e.Card
+		c, seen := e.Card, slices.Clone(e.LinksSeen)
 		go func() { // a test may take minutes
-			err := m.parts.Tester.Test(ctx, c)
+			err := m.test(ctx, c, seen)
 			m.post(ctx, func(r *registry) {
 				now := time.Now()
 				if err != nil {
@@ -401,6 +402,28 @@ func (m *Monitor) Carry(ctx context.Context, o Order, done func(error)) {
 			})
 		}()
 	})
+}
+
+// test looks at a card anew and tests it.
+func (m *Monitor) test(ctx context.Context, c card.Card, linksSeen []int) error {
+	for _, s := range m.parts.Sources {
+		if s.Name() != c.Source {
+			continue
+		}
+		scan, err := s.Scan(ctx)
+		if err != nil {
+			return fmt.Errorf("the source cannot be asked: %w", err)
+		}
+		m.config.share(&scan)
+		at := slices.IndexFunc(scan.Cards, func(now card.Card) bool { return now.ID == c.ID })
+		if at < 0 {
+			return errors.New("its source does not see it: replace it, or -force forgets it")
+		}
+		now := scan.Cards[at]
+		now.Conditions = append(slices.Clone(now.Conditions), deadLinks(&now, linksSeen)...)
+		return m.parts.Tester.Test(ctx, now)
+	}
+	return fmt.Errorf("its source %q is not configured any more", c.Source)
 }
 
 // carry folds an order.
@@ -463,7 +486,7 @@ func (m *Monitor) tell(r *registry, saved *time.Time) {
 	m.mu.Lock()
 	same := m.view != nil && reflect.DeepEqual(m.view.groups, v.groups)
 	m.view = v
-	m.stat = r.status()
+	m.stat, m.strange = r.status(), r.Node.Unattributed
 	if !same {
 		close(m.changed)
 		m.changed = make(chan struct{})
@@ -477,7 +500,7 @@ func (m *Monitor) tell(r *registry, saved *time.Time) {
 }
 
 func (r *registry) status() []Status {
-	var out []Status
+	out := []Status{}
 	for _, id := range r.ids("") {
 		e := r.Cards[id]
 		if r.sources[e.Card.Source] {
@@ -526,7 +549,15 @@ func (m *Monitor) current(ctx context.Context) (*view, <-chan struct{}, error) {
 	}
 }
 
-// Status gives all cards, those that are not offered included.
+// Unattributed counts the faults of devices that this node does not know.
+func (m *Monitor) Unattributed() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.strange
+}
+
+// Status gives all cards, those that are not offered included; nil before the
+// first look.
 func (m *Monitor) Status() []Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()

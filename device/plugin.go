@@ -129,8 +129,9 @@ func (p *Plugin) Fingerprint(ctx context.Context, send func([]nomad.Group) error
 				case <-ctx.Done():
 					return nil
 				case <-time.After(wait):
-					continue
+				case <-changed:
 				}
+				continue
 			}
 			if err := send(v.groups); err != nil {
 				if ctx.Err() != nil {

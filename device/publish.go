@@ -31,7 +31,7 @@ type viewed struct {
 
 // maxWhy bounds the sentence that travels with each card: a node's devices are
 // sent to Nomad's servers whole, whenever one of them changes.
-const maxWhy = 120
+const maxWhy = 100
 
 // look makes the view of a registry.
 func (r *registry) look() *view {
@@ -90,11 +90,13 @@ func (r *registry) group(name card.Group, cards, nics []*card.Card) nomad.Group 
 	for i, c := range cards {
 		verdict := r.verdict(c.ID)
 		d := nomad.Device{ID: c.ID, Healthy: verdict.Level.Usable(), PCIBusID: clean(c.Bus.String())}
-		encoded.Cards[i].Serial = clean(c.Serial)
+		// Nomad keeps the address and the words for each device; they are not
+		// told twice.
+		encoded.Cards[i].Bus, encoded.Cards[i].Serial = "", clean(c.Serial)
 		if verdict.Level != health.Healthy {
 			why := shorten(clean(verdict.Sentence), maxWhy)
 			d.HealthDescription = string(verdict.Level) + ": " + why
-			encoded.Cards[i].State, encoded.Cards[i].Why = string(verdict.Level), why
+			encoded.Cards[i].State = string(verdict.Level)
 		}
 		g.Devices = append(g.Devices, d)
 	}

@@ -218,7 +218,8 @@ func (r *registry) observe(e *ledger.Card, c *card.Card, at time.Time) {
 		}
 	}
 	if reachable {
-		conditions = append(conditions, r.deadLinks(e, c)...)
+		r.liveLinks(e, c)
+		conditions = append(conditions, deadLinks(c, e.LinksSeen)...)
 		if e.Odometer > 0 && c.Odometer > 0 && c.Odometer < e.Odometer {
 			event(health.Event{Kind: health.WasReset, Text: "its counters began anew"})
 		} else if open(e, health.Unreachable) && standing(e.Health, xid.OffTheBus) {
@@ -289,12 +290,8 @@ func (r *registry) conditions(e *ledger.Card, now []card.Condition, event func(h
 	})
 }
 
-// deadLinks tells of links that were live once and are not.
-func (r *registry) deadLinks(e *ledger.Card, c *card.Card) []card.Condition {
-	if c.Up == nil {
-		return nil
-	}
-	var out []card.Condition
+// liveLinks notes which links were ever live.
+func (r *registry) liveLinks(e *ledger.Card, c *card.Card) {
 	for _, n := range c.Up {
 		if !slices.Contains(e.LinksSeen, n) {
 			e.LinksSeen = append(e.LinksSeen, n)
@@ -302,9 +299,17 @@ func (r *registry) deadLinks(e *ledger.Card, c *card.Card) []card.Condition {
 		}
 	}
 	sort.Ints(e.LinksSeen)
-	for _, n := range e.LinksSeen {
+}
+
+// deadLinks tells of links that were live once and are not.
+func deadLinks(c *card.Card, seen []int) []card.Condition {
+	if c.Up == nil {
+		return nil
+	}
+	var out []card.Condition
+	for _, n := range seen {
 		if !slices.Contains(c.Up, n) {
-			out = append(out, card.Condition{Name: health.LinkDown, Part: strconv.Itoa(n), Text: fmt.Sprintf("link %d is down: %d of %d links are live", n, len(c.Up), len(e.LinksSeen))})
+			out = append(out, card.Condition{Name: health.LinkDown, Part: strconv.Itoa(n), Text: fmt.Sprintf("link %d is down: %d of %d links are live", n, len(c.Up), len(seen))})
 		}
 	}
 	return out

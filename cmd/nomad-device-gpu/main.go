@@ -13,9 +13,12 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/nomad-muster/muster/device"
+	"github.com/nomad-muster/muster/device/exposition"
 	"github.com/nomad-muster/muster/device/kernlog"
 	"github.com/nomad-muster/muster/device/nvml"
 	"github.com/nomad-muster/muster/device/rdma"
+	"github.com/nomad-muster/muster/device/report"
+	"github.com/nomad-muster/muster/device/selftest"
 	"github.com/nomad-muster/muster/device/simulated"
 	"github.com/nomad-muster/muster/internal/buildinfo"
 	"github.com/nomad-muster/muster/internal/nomadplugin/base"
@@ -87,6 +90,26 @@ func build(ctx context.Context, c device.Config, m *device.Monitor, log hclog.Lo
 			parts.Sources = append(parts.Sources, s)
 			parts.Logs = append(parts.Logs, s)
 		}
+	}
+	parts.Tester = selftest.New(c.SelfTest)
+	name := c.Simulated.Node
+	if name == "" {
+		if name, err = os.Hostname(); err != nil {
+			name = "unnamed"
+		}
+	}
+	var holders exposition.Holders
+	if c.Report.Address != "" {
+		client, err := report.New(report.Options{Config: c.Report, Node: name, Boot: boot, Cards: m, Log: log.Named("report")})
+		if err != nil {
+			log.Error("the planner is not told of cards directly, only through Nomad", "error", err)
+		} else {
+			parts.Reporter, holders = client, client.Holders
+			go client.Run(ctx)
+		}
+	}
+	if c.Prometheus != "" {
+		go exposition.Serve(ctx, c.Prometheus, exposition.New(m, holders, name), log.Named("metrics"))
 	}
 	return parts
 }

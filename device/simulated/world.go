@@ -44,7 +44,7 @@ func fresh(swaps int, since time.Time) *gpuState {
 }
 
 // began is when simulated cards were last reset if nothing else is said.
-var began = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+var began = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // build folds injections into a node.
 func build(name string, block *nodeBlock, injections []Injection) *world {
@@ -287,6 +287,9 @@ func (w *world) card(g *gpuBlock, l *linked, now time.Time) []card.Card {
 	}
 	if cluster, clique, ok := strings.Cut(g.Fabric, "/"); ok {
 		c.Attributes[contract.AttrFabricCluster], c.Attributes[contract.AttrFabricClique] = nomad.String(cluster), nomad.String(clique)
+	}
+	for _, name := range []string{health.ECCCorrected, health.ECCUncorrected, health.NVLinkCRC, health.NVLinkReplay, health.NVLinkRecovery, health.PCIeReplay} {
+		c.Counters[name] = 0
 	}
 	for name, n := range s.counters {
 		c.Counters[name] = n

@@ -104,9 +104,19 @@ type CardReply struct {
 	// Breaker: the cluster's circuit breaker is open. What is new since then
 	// makes no card worse than suspect, unless the card does not answer.
 	Breaker bool `json:"breaker,omitempty"`
+	// Holders say who holds which card now, for the labels of metrics: by card
+	// id. Nil: unchanged.
+	Holders map[string]CardHolder `json:"holders,omitempty"`
 	// Every is how often the planner wants to hear from the node when nothing
 	// changes, in seconds; 0: as the plugin likes.
 	Every int `json:"every,omitempty"`
+}
+
+// CardHolder is the gang that holds a card.
+type CardHolder struct {
+	Gang    string `json:"gang"` // namespace/job
+	Queue   string `json:"queue,omitempty"`
+	Attempt int    `json:"attempt,omitempty"`
 }
 
 // Kinds of orders.

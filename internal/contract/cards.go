@@ -74,13 +74,13 @@ type CardGroup struct {
 type Card struct {
 	ID     string `json:"id"`              // Nomad's device id, the card's UUID
 	Index  int    `json:"i"`               // the driver's own numbering
-	Bus    string `json:"bus,omitempty"`   // PCI address, domain:bus:device.function
+	Bus    string `json:"bus,omitempty"`   // PCI address, domain:bus:device.function; absent where Nomad's locality has it
 	NUMA   *int   `json:"numa,omitempty"`  // absent: not known
 	Domain string `json:"nv,omitempty"`    // cards with the same name reach each other over NVLink or its like; absent: none
 	Parent string `json:"of,omitempty"`    // the card that a slice or replica is a part of
 	Serial string `json:"sn,omitempty"`    //
 	State  string `json:"state,omitempty"` // health verdict where not healthy: suspect, draining, quarantined
-	Why    string `json:"why,omitempty"`   // its sentence
+	Why    string `json:"why,omitempty"`   // its sentence; absent where Nomad's health description has it
 	NICs   []NIC  `json:"nics,omitempty"`  // nearest first
 }
 
