@@ -272,10 +272,15 @@ func (a *agent) arm() {
 	}
 	a.syncing = true
 	a.c.clock.AfterFunc(a.c.opts.ClientSync, func() {
-		a.mu.Lock()
-		a.syncing = false
-		a.mu.Unlock()
+		// One at a time: an update that is slow on its way must not overwrite a
+		// newer one.
 		a.flush()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.syncing = false
+		if len(a.pending) > 0 {
+			a.arm()
+		}
 	})
 }
 
