@@ -51,9 +51,17 @@ type Options struct {
 	// (10 s).
 	Timing nomad.Timing
 	Slow   time.Duration
+	// Channel takes the place of Consul and signals; nil: those.
+	Channel Channel
 	// Before, if set, is asked before every call to Nomad and Consul; its error
 	// takes the call's place.
 	Before func(operation string) error
+}
+
+// Channel is the way to the members and back.
+type Channel interface {
+	release.Channel
+	release.Watcher
 }
 
 // Agent is the planner. Its exported methods may be called from any goroutine.
@@ -62,7 +70,8 @@ type Agent struct {
 	log     *slog.Logger
 	client  *nomad.Client
 	consul  *release.Consul // nil: none
-	channel release.Router
+	channel Channel
+	follows bool // the channel has reports to watch
 	watcher *nomad.Watcher
 	decider core.Decider
 	feed    *httpapi.Feed
@@ -72,7 +81,7 @@ type Agent struct {
 	inbox inbox
 
 	storeMu sync.Mutex
-	stored  map[contract.GangID]uint64 // indexes of the gangs' variables
+	stored  map[contract.GangID]storedState
 
 	// mu guards state: the loop writes it, the API reads it.
 	mu    sync.RWMutex
@@ -85,7 +94,7 @@ func New(o Options) (*Agent, error) {
 		return nil, errors.New("make planner: no configuration")
 	}
 	cfg := o.Config.Current()
-	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), stored: map[contract.GangID]uint64{}}
+	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), stored: map[contract.GangID]storedState{}}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
@@ -114,7 +123,10 @@ func New(o Options) (*Agent, error) {
 			return nil, err
 		}
 	}
-	a.channel = release.Router{Consul: a.consul, Signals: release.Signals{Nomad: a.client}, BySignal: a.bySignal}
+	a.follows = a.consul != nil || o.Channel != nil
+	if a.channel = o.Channel; a.channel == nil {
+		a.channel = release.Router{Consul: a.consul, Signals: release.Signals{Nomad: a.client}, BySignal: a.bySignal}
+	}
 	a.watcher = nomad.NewWatcher(a.client, cfg.Core.Levels, o.Timing, a.log)
 	a.feed = httpapi.NewFeed(4096, uint64(time.Now().UnixNano()))
 	a.state = newState()
@@ -199,7 +211,7 @@ func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Set
 			return 0
 		},
 		// The loop holds the state whenever a gang is stepped.
-		BySignal: func(node string) bool { return a.consul == nil || a.state.signalled(node) },
+		BySignal: func(node string) bool { return !a.follows || a.state.signalled(node) },
 		Queue:    func(named, namespace string) (string, []contract.Fault) { return queueOf(c, named, namespace) },
 	}
 }

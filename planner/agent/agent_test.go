@@ -15,6 +15,7 @@ import (
 	"github.com/nomad-muster/muster/planner/agent"
 	"github.com/nomad-muster/muster/planner/config"
 	"github.com/nomad-muster/muster/planner/httpapi"
+	"github.com/nomad-muster/muster/planner/release/releasetest"
 	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
@@ -29,6 +30,13 @@ type bench struct {
 	done    chan error
 	cfg     *config.Config
 	before  func(string) error
+	// patience of until; 0: 30 s.
+	patience time.Duration
+}
+
+func (b *bench) within(d time.Duration) *bench {
+	b.patience = d
+	return b
 }
 
 func newBench(t testing.TB, nodes, cards int) *bench {
@@ -36,8 +44,7 @@ func newBench(t testing.TB, nodes, cards int) *bench {
 	b := &bench{t: t, members: newMembers()}
 	var cfgs []nomadsim.NodeConfig
 	for i := range nodes {
-		n := nomadsim.NodeConfig{Name: fmt.Sprintf("n%d", i+1), Meta: map[string]string{"leaf": fmt.Sprintf("leaf%d", i/32+1)},
-			Attributes: map[string]string{contract.AttrDriverRendezvous: contract.RendezvousSignal}}
+		n := nomadsim.NodeConfig{Name: fmt.Sprintf("n%d", i+1), Meta: map[string]string{"leaf": fmt.Sprintf("leaf%d", i/32+1)}}
 		g := nomadsim.DeviceGroup{Vendor: "nvidia", Type: "gpu", Name: "H100"}
 		for k := range cards {
 			g.IDs = append(g.IDs, fmt.Sprintf("GPU-%d-%d", i+1, k))
@@ -53,6 +60,13 @@ func newBench(t testing.TB, nodes, cards int) *bench {
 	return b
 }
 
+// direct has records and reports go over a channel in memory, as they do over
+// Consul, rather than over signals and task events.
+func (b *bench) direct() *bench {
+	b.members.channel = &releasetest.Memory{}
+	return b
+}
+
 func (b *bench) start() *bench {
 	b.t.Helper()
 	level := slog.LevelWarn
@@ -61,7 +75,11 @@ func (b *bench) start() *bench {
 	}
 	log := slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: level}))
 	var err error
-	b.agent, err = agent.New(agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before})
+	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before}
+	if b.members.channel != nil {
+		opts.Channel = b.members.channel
+	}
+	b.agent, err = agent.New(opts)
 	must.NoError(b.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.done = make(chan error, 1)
@@ -143,7 +161,7 @@ func (j job) json() json.RawMessage {
 
 func (b *bench) submit(j job) {
 	b.t.Helper()
-	_, err := b.agent.Register(context.Background(), httpapi.Caller{Name: "test"}, j.json(), view.Submission{})
+	_, err := b.agent.Register(context.Background(), httpapi.Caller{Name: "alice", Role: view.RoleSubmitter}, j.json(), view.Submission{})
 	must.NoError(b.t, err)
 }
 
@@ -151,13 +169,13 @@ func (b *bench) submit(j job) {
 func (b *bench) until(id string, what string, f func(g view.Gang) bool) view.Gang {
 	b.t.Helper()
 	var g view.Gang
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(max(b.patience, 30*time.Second)); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		var ok bool
 		if g, ok = b.agent.Gang("default", id); ok && f(g) {
 			return g
 		}
 	}
-	b.t.Fatalf("gang %s is not %s after 20 s: stage %s, reason %s: %s; attempt %d, %d of %d placed, %d running", id, what, g.Stage, g.Reason, g.Sentence, g.Attempt, g.Placed, g.Members, g.Running)
+	b.t.Fatalf("gang %s is not %s in time: stage %s, reason %s: %s; attempt %d, %d of %d placed, %d running", id, what, g.Stage, g.Reason, g.Sentence, g.Attempt, g.Placed, g.Members, g.Running)
 	return g
 }
 

@@ -1,12 +1,14 @@
 package agent_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
@@ -19,7 +21,7 @@ func BenchmarkGangs(b *testing.B) {
 	for _, nodes := range []int{10, 1250, 10000} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
 			for range b.N {
-				n := newBench(b, nodes, 8).start()
+				n := newBench(b, nodes, 8).direct().start()
 				warm(n)
 				b.ResetTimer()
 				start := time.Now()
@@ -67,7 +69,7 @@ func BenchmarkGangs(b *testing.B) {
 func BenchmarkRelease(b *testing.B) {
 	for _, members := range []int{4, 32, 128} {
 		b.Run(fmt.Sprintf("members=%d", members), func(b *testing.B) {
-			n := newBench(b, members, 1).start()
+			n := newBench(b, members, 1).direct().start()
 			warm(n)
 			var took []float64
 			for i := range max(b.N, 20) {
@@ -105,4 +107,29 @@ func warm(n *bench) {
 		}
 	}
 	must.NotEq(n.t, view.Status{}, n.agent.Status())
+}
+
+// A gang of 1,300 members: its state does not fit one of Nomad's variables,
+// and a planner that starts again has all of it.
+func BenchmarkLargeGang(t *testing.B) {
+	const members = 1300
+	b := newBench(t, members, 1).direct().start()
+	b.submit(job{id: "large", count: members, cards: 1})
+	b.within(time.Minute).stage("large", contract.StageTraining)
+	must.Eq(t, members, b.members.launches("default/large", 1))
+	var vars []struct{ Path string }
+	b.get("/v1/vars?prefix="+contract.VariablePrefix, &vars)
+	must.Greater(t, 2, len(vars))
+	b.stop()
+	b.start()
+	g := b.within(time.Minute).until("large", "running", func(g view.Gang) bool { return g.Running == members })
+	must.Eq(t, 1, g.Attempt)
+	must.Eq(t, members, b.members.launches("default/large", 1))
+	_, err := b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "large", view.StopRequest{Purge: true})
+	must.NoError(t, err)
+	b.eventually("every variable is gone", func() bool {
+		b.get("/v1/vars?prefix="+contract.VariablePrefix, &vars)
+		return len(vars) == 0
+	})
+	must.True(t, b.members.channel.Empty())
 }

@@ -71,6 +71,12 @@ func (a *Agent) Register(ctx context.Context, by httpapi.Caller, raw json.RawMes
 	if err != nil {
 		return view.Submitted{}, apiError("register job", key.String(), err)
 	}
+	if by.Name != "" && by.Role != view.RoleNone && by.Name != "anonymous" {
+		a.inbox.do(func(s *state) {
+			s.submitters[key] = submitter{by.Name, out.JobModifyIndex}
+			s.submitted(key)
+		})
+	}
 	submitted := view.Submitted{ID: key.String(), Namespace: job.Namespace, Job: job.ID, Update: update, JobModifyIndex: out.JobModifyIndex, EvalID: out.EvalID, Index: index, Added: []string{}, Warnings: []string{}}
 	submitted.Queue, _ = queueOf(&a.config.Current().Core, job.Meta["muster_queue"], job.Namespace)
 	if out.Warnings != "" {

@@ -172,7 +172,7 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 		e.watch()
 		e.watch = nil
 	}
-	if follow && e.watch == nil && a.consul != nil && g.Saved.Attempt > 0 {
+	if follow && e.watch == nil && a.follows && g.Saved.Attempt > 0 {
 		watch, cancel := context.WithCancel(ctx)
 		e.watch, e.watched = cancel, g.Saved.Attempt
 		key, attempt := e.key, g.Saved.Attempt

@@ -10,6 +10,7 @@ import (
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/nomadsim"
 	"github.com/nomad-muster/muster/internal/nomadsim/taskstate"
+	"github.com/nomad-muster/muster/planner/release/releasetest"
 )
 
 // members are virtual supervisors of ranks: they hold, report, launch and end
@@ -23,6 +24,8 @@ type members struct {
 	// act says what a member's ranks do, by the arguments of its task:
 	// run=100ms, exit=42, refuse=port, hold.
 	problems []string
+	// channel, where set, takes the place of signals and task events.
+	channel *releasetest.Memory
 }
 
 func newMembers() *members {
@@ -47,7 +50,11 @@ func (m *members) script(s nomadsim.TaskStart) nomadsim.Behaviour {
 			v.act[key] = value
 		}
 	}
-	return nomadsim.Behaviour{OnSignal: v.signal, OnStop: v.stop}
+	b := nomadsim.Behaviour{OnSignal: v.signal, OnStop: v.stop}
+	if m.channel != nil {
+		b.OnStart = func(t *nomadsim.Task) { go v.follow(t) }
+	}
+	return b
 }
 
 type virtualMember struct {
@@ -68,8 +75,34 @@ func (v *virtualMember) report(t *nomadsim.Task, gang contract.GangID, state con
 	if more != nil {
 		more(&r)
 	}
+	if v.channel != nil {
+		v.channel.Report(r)
+		return
+	}
 	text, _ := json.Marshal(r)
 	t.Event("member is "+string(state), map[string]string{contract.AnnotationReport: string(text)})
+}
+
+// follow watches the gang's record, as a supervisor with Consul does.
+func (v *virtualMember) follow(t *nomadsim.Task) {
+	gang := contract.GangID{Region: "global", Namespace: v.start.Alloc.Namespace, Job: v.start.Alloc.JobID}
+	for {
+		r, changed := v.channel.Record(gang)
+		v.mu.Lock()
+		if r != nil {
+			v.record(t, r)
+			if r.Ask != nil && v.state == contract.StateTraining {
+				v.asked = true
+				v.end(t, gang, contract.OutcomeCheckpointed, 0)
+			}
+		}
+		ended := v.ended
+		v.mu.Unlock()
+		if ended {
+			return
+		}
+		<-changed
+	}
 }
 
 func (v *virtualMember) signal(t *nomadsim.Task, signal string) {
@@ -94,6 +127,10 @@ func (v *virtualMember) signal(t *nomadsim.Task, signal string) {
 		v.members.mu.Unlock()
 		return
 	}
+	v.record(t, r)
+}
+
+func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
 	v.gang = r.Gang
 	if r.Attempt < v.attempt || v.ended {
 		return

@@ -74,12 +74,12 @@ func (b *bench) jobInfo(id string) *jobspec.Job {
 
 func (b *bench) eventually(what string, f func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(3 * time.Millisecond) {
+	for end := time.Now().Add(max(b.patience, 30*time.Second)); time.Now().Before(end); time.Sleep(3 * time.Millisecond) {
 		if f() {
 			return
 		}
 	}
-	b.t.Fatalf("not so after 15 s: %s", what)
+	b.t.Fatalf("not so in time: %s", what)
 }
 
 func TestFailedMemberFailsTheGang(t *testing.T) {

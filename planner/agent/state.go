@@ -28,6 +28,10 @@ type state struct {
 	jobs    map[picture.Key]*picture.Job
 	gangs   map[picture.Key]*entry
 
+	// submitters are those who registered a version through the API that the
+	// picture does not have yet.
+	submitters map[picture.Key]submitter
+
 	nodeList   cache[string, core.Node]
 	claims     cache[string, core.Claim]
 	notices    []core.Notice
@@ -37,6 +41,22 @@ type state struct {
 	lastTook   time.Duration
 	paused     string
 	cardsAt    time.Time // when cards were last counted
+}
+
+type submitter struct {
+	name  string
+	index uint64
+}
+
+// submitted tells a gang who registered its job.
+func (s *state) submitted(key picture.Key) {
+	by, ok := s.submitters[key]
+	e := s.gangs[key]
+	if ok && e != nil {
+		e.gang.Submitted(by.name, by.index)
+		e.dirty = true
+		delete(s.submitters, key)
+	}
 }
 
 // entry is one gang with what the agent keeps of it.
@@ -74,7 +94,7 @@ type entry struct {
 func newState() state {
 	return state{
 		nodes: map[string]*picture.Node{}, allocs: map[string]*picture.Alloc{}, byJob: map[picture.Key]map[string]*picture.Alloc{},
-		jobs: map[picture.Key]*picture.Job{}, gangs: map[picture.Key]*entry{},
+		submitters: map[picture.Key]submitter{}, jobs: map[picture.Key]*picture.Job{}, gangs: map[picture.Key]*entry{},
 		nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
 	}
 }
@@ -187,6 +207,7 @@ func (s *state) job(key picture.Key, j *picture.Job) {
 	}
 	if e != nil {
 		e.dirty = true
+		s.submitted(key)
 	}
 	if (old != nil && old.Gang != nil) != (j != nil && j.Gang != nil) || old != nil && j != nil && old.Priority != j.Priority {
 		s.reclaim(key)

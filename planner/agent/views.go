@@ -48,7 +48,7 @@ func (a *Agent) Gang(namespace, job string) (view.Gang, bool) {
 
 func (s *state) gangView(e *entry, now time.Time) view.Gang {
 	g, saved := e.gang, &e.gang.Saved
-	out := view.Gang{ID: e.key.String(), Namespace: e.key.Namespace, Job: e.key.Job, Index: e.index, Queue: g.QueueName(), User: g.Meta.User,
+	out := view.Gang{ID: e.key.String(), Namespace: e.key.Namespace, Job: e.key.Job, Index: e.index, Queue: g.QueueName(), User: g.UserName(),
 		Attempt: saved.Attempt, Min: g.Meta.Min, Models: append([]string{}, g.Meta.Models...), Submitted: saved.Submitted.UTC(), Type: "batch"}
 	if g.User != nil {
 		out.Type, out.Priority, out.Members = g.User.Type, g.User.Priority, g.User.Members()
@@ -186,6 +186,16 @@ func (s *state) detail(e *entry, now time.Time) *view.Detail {
 	}
 	for _, m := range g.Members(s.list(e.key)) {
 		d.Members = append(d.Members, s.memberView(m, &d.Want))
+	}
+	if len(d.Members) == 0 {
+		for i, m := range saved.Last {
+			v := view.Member{Index: i, Group: m.Group, Task: m.Task, Alloc: m.Alloc, Node: m.Node, NodeID: m.NodeID, Address: m.Address, State: "lost", Status: m.Status, Ranks: m.Ranks,
+				Model: string(m.Model), Cards: append([]string{}, m.Cards...), Step: m.Step, Exit: m.Exit}
+			if m.State != "" {
+				v.State = string(m.State)
+			}
+			d.Members = append(d.Members, v)
+		}
 	}
 	for _, at := range saved.Attempts {
 		v := view.Attempt{Number: at.Number, Ended: at.Ended.UTC(), Nodes: append([]string{}, at.Nodes...), Exit: exitView(at.Exit, at.Member, at.Text), Stages: stagesView(at.Stages, at.Ended)}

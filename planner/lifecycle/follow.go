@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -39,6 +40,9 @@ func (g *Gang) follow(v Seen) []Effect {
 	if e := g.asked(v); e != nil {
 		return e
 	}
+	if e := g.moved(v); e != nil {
+		return e
+	}
 	// An allocation that is not on the list: its rank is held or refused by the
 	// driver, and it only takes room.
 	if surplus := g.unlisted(v); len(surplus) > 0 {
@@ -71,6 +75,26 @@ func (g *Gang) readReports(v Seen) []Effect {
 	}
 	g.since["reports"] = v.Now
 	return []Effect{ReadReports{g.Saved.Attempt}}
+}
+
+// moved publishes the record again where a world's host says, after the
+// release, that its store had to take another port.
+func (g *Gang) moved(Seen) []Effect {
+	rec := g.Saved.Record
+	for i, w := range rec.Worlds {
+		m := rec.Members[w.HostMember]
+		r, ok := g.reports[member{m.Alloc, m.Task}]
+		if !ok || r.State != contract.StateReady || r.Start != m.Start || r.Port == 0 || r.Port == w.Port {
+			continue
+		}
+		next := g.Saved
+		again := *rec
+		again.Worlds = slices.Clone(rec.Worlds)
+		again.Worlds[i].Port = r.Port
+		next.Record = &again
+		return []Effect{Save{next}, Publish{g.asking(&again)}}
+	}
+	return nil
 }
 
 // ending is how one member stands.
@@ -257,6 +281,11 @@ func (g *Gang) broken(v Seen, ends []ending) []Effect {
 	if worst.exit.Outcome == contract.OutcomePeer && !g.elapsed("peer", v.Now, exitAfter) {
 		return nil
 	}
+	// Ranks that only lost a connection end with code 1 a moment before or after
+	// the one that is the cause.
+	if worst.exit.Outcome == contract.OutcomeFailed && vague(worst.exit) && !g.elapsed("cause", v.Now, causeWithin) {
+		return nil
+	}
 	return g.stop(v, *s, g.verdict(worst))
 }
 
@@ -283,8 +312,18 @@ func worse(a, b *contract.Exit) bool {
 	if ra, rb := cause(a.Outcome), cause(b.Outcome); ra != rb {
 		return ra < rb
 	}
+	if vague(a) != vague(b) && a.At.Sub(b.At).Abs() <= causeWithin {
+		return vague(b)
+	}
 	return a.At.Before(b.At)
 }
+
+// causeWithin is how far apart the ends of members that have one cause are.
+const causeWithin = time.Second
+
+// vague tells whether a code says nothing of the cause: any uncaught error of
+// a script is a 1.
+func vague(e *contract.Exit) bool { return e.Code == 1 && e.Signal == 0 && !e.OOM }
 
 func cause(o contract.Outcome) int {
 	switch o {

@@ -81,6 +81,8 @@ type Saved struct {
 	// unless the size or the queue changed.
 	Submitted time.Time `json:"submitted"`
 	Sequence  int64     `json:"sequence"`
+	// User submitted it through Muster's API; "": it came past it.
+	User string `json:"user,omitempty"`
 	// Version and Index (its JobModifyIndex) of the job as its user submitted
 	// it. Text is that version, where Nomad cannot tag it.
 	Version uint64          `json:"version"`
@@ -118,6 +120,8 @@ type Saved struct {
 	// Stages of the current attempt and the waiting before it.
 	Stages   []Stage   `json:"stages,omitempty"`
 	Attempts []Attempt `json:"attempts,omitempty"` // ended ones, the last few
+	// Last are the members of the last attempt that ended.
+	Last []Ended `json:"last,omitempty"`
 	// End is set when the gang is over; EndIndex is the job's then.
 	End      *End   `json:"end,omitempty"`
 	EndIndex uint64 `json:"end_index,omitempty"`
@@ -201,6 +205,23 @@ type Attempt struct {
 	Ended   time.Time      `json:"ended"`
 }
 
+// Ended is a member of an attempt that ended.
+type Ended struct {
+	Group   string         `json:"group"`
+	Task    string         `json:"task,omitempty"`
+	Alloc   string         `json:"alloc,omitempty"`
+	Node    string         `json:"node"` // name
+	NodeID  string         `json:"node_id"`
+	Address string         `json:"addr,omitempty"`
+	Ranks   int            `json:"ranks,omitempty"`
+	Cards   []string       `json:"cards,omitempty"`
+	Model   core.Model     `json:"model,omitempty"`
+	Status  string         `json:"status,omitempty"` // Nomad's client status
+	State   contract.State `json:"state,omitempty"`
+	Step    int64          `json:"step,omitempty"`
+	Exit    *contract.Exit `json:"exit,omitempty"`
+}
+
 // End is how a gang ended.
 type End struct {
 	Stage  contract.Stage `json:"stage"`
@@ -258,6 +279,11 @@ type Gang struct {
 	set    *Settings
 	groups []core.Group
 	queue  string
+	// submitter is who registered the version of an index through the API.
+	submitter struct {
+		name  string
+		index uint64
+	}
 	// update is a version that becomes the user's once that is saved.
 	update *jobspec.Job
 	// Reports are the newest of the attempt, by allocation and task.

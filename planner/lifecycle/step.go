@@ -254,6 +254,11 @@ func (g *Gang) version(v Seen) []Effect {
 	if g.foreign(job) {
 		return g.changed(v, job)
 	}
+	if by := g.submitter; by.index == g.Saved.Index && by.name != g.Saved.User && g.Saved.Phase != Over {
+		next := g.Saved
+		next.User = by.name
+		return []Effect{Save{next}}
+	}
 	if !g.tagged && g.set.Tags && len(g.Saved.Text) == 0 && g.Saved.Phase != Over {
 		return []Effect{Tag{g.Saved.Version}}
 	}
@@ -344,7 +349,7 @@ func (g *Gang) changed(v Seen, job *jobspec.Job) []Effect {
 // submit makes a version the one that the user submitted. One that keeps its
 // place in the queue keeps its times.
 func submit(s *Saved, job *jobspec.Job, now time.Time, keepPlace bool) {
-	s.Version, s.Index = job.Version, job.JobModifyIndex
+	s.Version, s.Index, s.User = job.Version, job.JobModifyIndex, ""
 	if keepPlace {
 		return
 	}
@@ -354,6 +359,15 @@ func submit(s *Saved, job *jobspec.Job, now time.Time, keepPlace bool) {
 	}
 	s.Queued = s.Submitted
 }
+
+// Submitted tells who registered the version of the given index through the
+// API.
+func (g *Gang) Submitted(name string, index uint64) {
+	g.submitter.name, g.submitter.index = name, index
+}
+
+// UserName is who usage is booked on: the submitter, or whom the job names.
+func (g *Gang) UserName() string { return cmp.Or(g.Saved.User, g.Meta.User) }
 
 func (g *Gang) setUser(job *jobspec.Job) {
 	g.User = job
@@ -493,7 +507,7 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 		return core.Gang{}, false
 	}
 	out := core.Gang{
-		ID: core.GangID(g.ID.String()), Queue: core.QueueName(g.QueueName()), User: g.Meta.User, Service: g.User.Type == "service",
+		ID: core.GangID(g.ID.String()), Queue: core.QueueName(g.QueueName()), User: g.UserName(), Service: g.User.Type == "service",
 		Attempt: s.Attempt, Priority: g.User.Priority, Submitted: s.Submitted, Sequence: s.Sequence, Groups: g.groups,
 		Want: core.Want{
 			Min: g.Meta.Min, Level: g.Meta.TopologyLevel, Required: g.Meta.TopologyRequired, PreferWait: g.Meta.PreferWait, TimeLimit: g.Meta.TimeLimit,

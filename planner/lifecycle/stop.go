@@ -251,9 +251,32 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 	if extra := len(next.Attempts) - attemptsKept; extra > 0 {
 		next.Attempts = next.Attempts[extra:]
 	}
+	next.Last = g.lastMembers(v)
 	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Victims = nil, nil, nil, nil, nil, nil
 	next.Planned, next.Adopted, next.Foreign = time.Time{}, false, false
 	return next
+}
+
+// lastMembers notes what became of each member.
+func (g *Gang) lastMembers(v Seen) []Ended {
+	var out []Ended
+	for _, m := range g.Members(v.Allocs) {
+		e := Ended{Group: m.Place.Group, NodeID: m.Place.Node, Node: m.Place.Node, Model: m.Place.Model, Task: m.Task}
+		if n := v.Node(m.Place.Node); n != nil {
+			e.Node = n.Name
+		}
+		if m.Alloc != nil {
+			e.Alloc, e.Node, e.Status = m.Alloc.ID, m.Alloc.NodeName, m.Alloc.Client
+			for _, d := range m.Alloc.Devices {
+				e.Cards = append(e.Cards, d.IDs...)
+			}
+		}
+		if r := m.Report; r != nil {
+			e.Address, e.Ranks, e.Step, e.State, e.Exit = r.Address, r.Ranks, r.Step, r.State, r.Exit
+		}
+		out = append(out, e)
+	}
+	return out
 }
 
 // finish ends the gang. A job that is held, or that somebody registered again

@@ -120,6 +120,9 @@ func (t *tables) lines(batch [][]byte, levels []core.Level) (Delta, error) {
 		}
 		t.seen = e.Index
 		for _, event := range e.Events {
+			if event.Topic == "Node" && event.Type == "AllocationUpdated" && t.nodes[event.Key] != nil {
+				continue // the node itself is the same; it comes along with each of its allocations
+			}
 			if err := t.event(&d, event.Topic, event.Type, event.Index, event.Payload, levels); err != nil {
 				return d, err
 			}
@@ -143,19 +146,12 @@ func (t *tables) event(d *Delta, topic, kind string, index uint64, payload []byt
 	case topic == "Node" && p.Node != nil:
 		return t.nodeEvent(d, kind, index, p.Node, levels)
 	case topic == "Allocation" && p.Allocation != nil:
-		var head struct {
-			ID          string
-			ModifyIndex uint64
-		}
-		if err := json.Unmarshal(p.Allocation, &head); err != nil {
-			return fmt.Errorf("read Allocation event: %w", err)
-		}
-		if old := t.allocs[head.ID]; head.ModifyIndex <= t.allocsAt || old != nil && old.Index >= head.ModifyIndex {
-			return nil
-		}
 		a, err := picture.DecodeAlloc(p.Allocation)
 		if err != nil {
 			return err
+		}
+		if old := t.allocs[a.ID]; a.Index <= t.allocsAt || old != nil && old.Index >= a.Index {
+			return nil
 		}
 		t.allocs[a.ID], d.Allocs[a.ID] = a, a
 	case topic == "Job" && p.Job != nil:

@@ -293,6 +293,7 @@ func (q *lineQueue) endedEmpty() bool {
 // wireEvents is one line of the stream.
 type wireEvents struct {
 	Index  uint64
+	Error  *struct{ Message string } // the last line of a stream that the server gives up
 	Events []struct {
 		Topic, Type, Key, Namespace string
 		Index                       uint64
@@ -308,6 +309,12 @@ func decodeLine(line []byte) (*wireEvents, error) {
 	var e wireEvents
 	if err := json.Unmarshal(line, &e); err != nil {
 		return nil, fmt.Errorf("read a line of the event stream: %w", err)
+	}
+	if e.Error != nil {
+		return nil, fmt.Errorf("the server ended the event stream: %s", e.Error.Message)
+	}
+	if e.Index == 0 && len(e.Events) == 0 {
+		return nil, nil
 	}
 	return &e, nil
 }

@@ -256,9 +256,12 @@ func (c *Consul) look(ctx context.Context, gang contract.GangID, attempt int, in
 	}
 }
 
-// Remove deletes the attempt's folder, and the record where it is still the
-// attempt's.
+// Remove deletes the attempt's folder with the sessions that hold keys in it,
+// and the record where it is still the attempt's.
 func (c *Consul) Remove(ctx context.Context, gang contract.GangID, attempt int) error {
+	if err := c.endSessions(ctx, gang, attempt); err != nil {
+		return fmt.Errorf("end the members' sessions of attempt %d of gang %s in Consul: %w", attempt, gang, err)
+	}
 	if err := c.before("remove"); err != nil {
 		return err
 	}
@@ -295,4 +298,45 @@ func (c *Consul) Remove(ctx context.Context, gang contract.GangID, attempt int) 
 	delete(c.last, gang)
 	c.mu.Unlock()
 	return nil
+}
+
+// endSessions destroys the sessions that ended members left their reports
+// under; a session that is gone is no error.
+func (c *Consul) endSessions(ctx context.Context, gang contract.GangID, attempt int) error {
+	if err := c.before("reports"); err != nil {
+		return err
+	}
+	start := time.Now()
+	pairs, _, err := c.client.KV().List(gang.AttemptPrefix(attempt), (&consul.QueryOptions{}).WithContext(ctx))
+	if c.done("reports", start, err) != nil {
+		return err
+	}
+	sessions := map[string]bool{}
+	for _, p := range pairs {
+		if p.Session != "" {
+			sessions[p.Session] = true
+		}
+	}
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		first error
+		slots = make(chan struct{}, signalsAtOnce)
+	)
+	for id := range sessions {
+		slots <- struct{}{}
+		wg.Add(1)
+		go func() {
+			defer func() { <-slots; wg.Done() }()
+			start := time.Now()
+			_, err := c.client.Session().Destroy(id, (&consul.WriteOptions{}).WithContext(ctx))
+			if c.done("session", start, err) != nil {
+				mu.Lock()
+				first = err
+				mu.Unlock()
+			}
+		}()
+	}
+	wg.Wait()
+	return first
 }
