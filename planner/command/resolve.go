@@ -44,8 +44,7 @@ func (c *Call) candidates(api *client.Client, arg string) ([]view.Gang, error) {
 }
 
 // exact finds the one gang that has exactly this name. It never takes a longer
-// one, nor one of another namespace than the stated or default one. ok is false
-// where there is none; the error then says so.
+// one, nor one of another namespace than the stated or default one.
 func (c *Call) exact(api *client.Client, operation, arg string) (name, error) {
 	gangs, err := c.candidates(api, arg)
 	if err != nil {

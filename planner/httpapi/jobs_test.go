@@ -1,7 +1,9 @@
 package httpapi_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -175,4 +177,27 @@ func TestPlansAreBounded(t *testing.T) {
 	close(free)
 	wg.Wait()
 	must.Eq(t, 2, most.Load())
+}
+
+// Whatever a submission holds, it is taken or refused with a reason: never a
+// panic, never a 500.
+func FuzzValidate(f *testing.F) {
+	p := httpapitest.New()
+	api := httpapi.New(httpapi.Options{Config: httpapitest.Open, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Feed: p.Feed})
+	f.Add([]byte(`{"job": {"ID": "a", "Type": "batch", "Meta": {"muster_min": "3"}, "TaskGroups": [{"Name": "g", "Count": 2, "Volumes": {"v": {"PerAlloc": true}}, "Tasks": [{"Name": "t", "Driver": "torchrun", "Config": {"script": "a.py", "nproc_per_node": "gpu"}, "Resources": {"Devices": [{"Name": "nvidia/gpu", "Count": 8}]}}]}]}}`))
+	f.Add([]byte(`{"job": {"Job": {"ID": "a", "Constraints": [null, 3], "TaskGroups": [{"Count": -1, "Tasks": [null]}, null]}}}`))
+	f.Add([]byte(`{"job": {"ID": "a", "TaskGroups": [{"Count": 1e99, "Tasks": [{"Driver": "torchrun", "Config": {"args": [1, null], "command": {}}}]}]}}`))
+	f.Add([]byte(`{"hcl": "x"}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, path := range []string{"/v1/validate", "/v1/jobs"} {
+			req := httptest.NewRequest("POST", "http://localhost"+path, bytes.NewReader(body))
+			req.RemoteAddr = "127.0.0.1:1"
+			req.Header.Set("Content-Type", "application/json")
+			w := httptest.NewRecorder()
+			api.ServeHTTP(w, req)
+			if w.Code != 200 && w.Code != 400 && w.Code != 422 || !json.Valid(w.Body.Bytes()) {
+				t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+			}
+		}
+	})
 }
