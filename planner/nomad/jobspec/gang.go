@@ -180,7 +180,12 @@ func (j *Job) Want(cardTypes []string) (contract.JobMeta, []contract.Fault) {
 			}
 		}
 	}
-	if n := j.Members(); n == 0 {
+	for _, g := range j.TaskGroups {
+		if g.Count < 0 {
+			faults = append(faults, contract.Fault{Field: fmt.Sprintf("group %q count", g.Name), Value: fmt.Sprint(g.Count), Want: "a number of at least 0"})
+		}
+	}
+	if n := j.Members(); n <= 0 {
 		faults = append(faults, contract.Fault{Field: "group", Want: "at least one group with a count above 0: the job has no members"})
 	} else if meta.Min > n {
 		faults = append(faults, contract.Fault{Field: "meta." + contract.MetaMin, Value: fmt.Sprint(meta.Min),
