@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/capture"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
@@ -181,6 +182,24 @@ func (s *Server) metrics(q *request) (any, error) {
 	}
 	q.streamed = true
 	s.Metrics.ServeHTTP(q.w, q.Request)
+	return nil, nil
+}
+
+// snapshot hands out the snapshot of this moment with its plan, as package
+// capture writes them.
+func (s *Server) snapshot(q *request) (any, error) {
+	if s.Capture == nil {
+		return nil, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Cause: "this planner captures nothing"}
+	}
+	snap, plan, err := s.Capture.Capture()
+	if err != nil {
+		return nil, err
+	}
+	q.streamed = true
+	q.w.Header().Set("Content-Type", "application/json")
+	if err := capture.Write(q.w, snap, plan); err != nil && q.Context().Err() == nil {
+		s.Log.Error("a decision could not be captured", "error", err)
+	}
 	return nil, nil
 }
 

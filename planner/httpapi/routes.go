@@ -70,6 +70,7 @@ var Routes = []Route{
 		{"gang", "string", "only of this gang (namespace/job)"},
 		{"queue", "string", "only of this queue"},
 	}},
+	{Method: http.MethodGet, Path: "/v1/snapshot", Role: view.RoleOperator, Summary: "Capture a decision", Media: "application/json", handle: (*Server).snapshot},
 	{Method: http.MethodGet, Path: "/v1/health", Role: view.RoleNone, Summary: "Read the planner's health", Answer: view.Health{}, handle: (*Server).health},
 	{Method: http.MethodGet, Path: "/metrics", Role: view.RoleViewer, Summary: "Read metrics", Media: "text/plain", handle: (*Server).metrics},
 }

@@ -39,7 +39,7 @@ import (
 	"github.com/nomad-muster/muster/planner/view"
 )
 
-// Options of the API. All but Metrics and Log are needed.
+// Options of the API. All but Capture, Metrics and Log are needed.
 type Options struct {
 	// Config gives the configuration in force; it is asked at each request, so
 	// that tokens and queues change with a reload.
@@ -49,6 +49,7 @@ type Options struct {
 	Jobs    Jobs
 	Stopper Stopper
 	Feed    *Feed
+	Capture Capturer     // nil: /v1/snapshot is not found
 	Metrics http.Handler // nil: /metrics is not found
 	Log     *slog.Logger
 }

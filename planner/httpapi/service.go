@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
@@ -44,6 +45,13 @@ type Jobs interface {
 // the request is taken; a gang that is not there is view.CodeNotFound.
 type Stopper interface {
 	Stop(ctx context.Context, by Caller, namespace, job string, how view.StopRequest) (view.Stopped, error)
+}
+
+// Capturer gives the snapshot of this moment and the plan that the core makes
+// of it, for muster replay; nothing is carried out. Both are not changed
+// afterwards.
+type Capturer interface {
+	Capture() (*core.Snapshot, *core.Plan, error)
 }
 
 // Caller is who a request comes from.

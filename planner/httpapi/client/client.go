@@ -311,6 +311,24 @@ func (c *Client) Status(ctx context.Context) (view.Status, error) {
 	return call[view.Status](ctx, c, "read status", http.MethodGet, "/v1/status", nil, nil, nil)
 }
 
+// Snapshot writes a captured decision to w, as package capture reads it.
+func (c *Client) Snapshot(ctx context.Context, w io.Writer) error {
+	const operation = "capture decision"
+	resp, err := c.send(ctx, operation, http.MethodGet, "/v1/snapshot", nil, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		return c.refusal(operation, resp, body)
+	}
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return c.contact(ctx, operation, err)
+	}
+	return nil
+}
+
 // Events calls each with the events after an index as they come, until the
 // context ends, each returns an error, or the contact is lost. gap says that
 // events between are missing.

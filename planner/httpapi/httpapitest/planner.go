@@ -11,9 +11,11 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nomad-muster/muster/planner/config"
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/decide"
 	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/view"
 )
@@ -50,7 +52,7 @@ func New() *Planner {
 // Serve starts an API server with a configuration; it ends with the test.
 func (p *Planner) Serve(t *testing.T, cfg *config.Config) *httptest.Server {
 	t.Helper()
-	api := httpapi.New(httpapi.Options{Config: func() *config.Config { return cfg }, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Feed: p.Feed})
+	api := httpapi.New(httpapi.Options{Config: func() *config.Config { return cfg }, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Capture: p, Feed: p.Feed})
 	server := httptest.NewServer(api)
 	// A waiting read would hold up the close.
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
@@ -198,6 +200,14 @@ func (p *Planner) Register(_ context.Context, by httpapi.Caller, job json.RawMes
 	_, update := p.Gang(namespace, id)
 	p.Set(view.Gang{Namespace: namespace, Job: id, Queue: "default", Type: "batch", Stage: "queued", Models: []string{}, Position: 1}, view.Event{Text: "submitted"})
 	return view.Submitted{Update: update, JobModifyIndex: 7, EvalID: "e1", Index: p.Feed.Index() - 1}, nil
+}
+
+// Capture implements httpapi.Capturer: one waiting gang and its verdict.
+func (p *Planner) Capture() (*core.Snapshot, *core.Plan, error) {
+	cfg := config.Default()
+	snap := &core.Snapshot{Now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Config: &cfg.Core, Gangs: []core.Gang{{ID: "default/train", Queue: "default", State: core.GangWaiting,
+		Priority: 50, Sequence: 1, Groups: []core.Group{{Name: "rank", Count: 2, Datacenters: []string{"*"}, Devices: []core.DeviceAsk{{Task: "t", Type: "gpu", Count: 4}}}}}}}
+	return snap, decide.New().Decide(snap), nil
 }
 
 // Stop implements httpapi.Stopper.
