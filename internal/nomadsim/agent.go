@@ -6,9 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nomad-muster/muster/internal/nomadsim/sched"
 	"github.com/nomad-muster/muster/internal/nomadsim/store"
-	"github.com/nomad-muster/muster/internal/nomadsim/taskstate"
 	"github.com/nomad-muster/muster/internal/nomadsim/wire"
 )
 
@@ -27,6 +25,7 @@ type agent struct {
 	pending map[string]*store.ClientUpdate
 	syncing bool
 	lost    func() // stops the server's wait for a heartbeat
+	rejoins int    // how often the node came back
 	driver  taskDriver
 	live    *liveClient
 	closed  bool
@@ -90,22 +89,56 @@ func (a *agent) connect(n *wire.Node) {
 	c.wake(id)
 }
 
+// rejoin brings a node back that the server had given up: it is ready only after its client has told of its allocations,
+// and until then the server places nothing there, what already runs there included.
 func (a *agent) rejoin(was string) {
 	c, id := a.c, a.cfg.ID
+	description := ""
 	switch was {
-	case wire.NodeDisconnected:
-		c.setNodeStatus(id, wire.NodeInit, "")
-		a.reconnected()
-		a.flush()
-		c.setNodeStatus(id, wire.NodeReady, "")
-	case wire.NodeDown:
-		c.setNodeStatus(id, wire.NodeInit, "Node reregistered by heartbeat")
-		a.reconnected()
-		a.flush()
-		c.setNodeStatus(id, wire.NodeReady, "")
 	case wire.NodeInit:
 		c.setNodeStatus(id, wire.NodeReady, "")
+		return
+	case wire.NodeDown:
+		description = "Node reregistered by heartbeat"
+	case wire.NodeDisconnected:
+	default:
+		return
 	}
+	a.mu.Lock()
+	a.rejoins++
+	turn := a.rejoins
+	a.mu.Unlock()
+	a.steps(turn, []step{
+		{beat, func() { c.setNodeStatus(id, wire.NodeInit, description) }},
+		{c.opts.ClientSync, func() { a.reconnected(); a.flush() }},
+		{4 * beat, func() { c.setNodeStatus(id, wire.NodeReady, "") }},
+	})
+}
+
+// beat is the pause between two calls that a client makes one after the other.
+const beat = 50 * time.Millisecond
+
+type step struct {
+	after time.Duration
+	do    func()
+}
+
+// steps does one thing after the other, as long as the agent is up, not cut off, and has not come back once more.
+func (a *agent) steps(turn int, list []step) {
+	if len(list) == 0 {
+		return
+	}
+	a.c.clock.AfterFunc(list[0].after, func() {
+		a.c.spawn(func() {
+			a.mu.Lock()
+			on := a.up && !a.cut && !a.closed && a.rejoins == turn
+			a.mu.Unlock()
+			if on {
+				list[0].do()
+				a.steps(turn, list[1:])
+			}
+		})
+	})
 }
 
 // reconnected tells the server anew of everything that runs here.
@@ -222,13 +255,13 @@ func (a *agent) pull() {
 	for id, r := range a.runs {
 		if !have[id] {
 			gone = append(gone, r)
-			delete(a.runs, id)
-			delete(a.seen, id)
 		}
 	}
 	a.mu.Unlock()
 	for _, r := range gone {
-		r.abandon()
+		if r.orphaned() {
+			a.forget(r)
+		}
 	}
 	// Stops come first, so that what takes their place does not wait in vain.
 	slices.SortStableFunc(changes, func(x, y change) int {
@@ -247,6 +280,14 @@ func (a *agent) pull() {
 			ch.run.update(ch.alloc)
 		}
 	}
+}
+
+func (a *agent) forget(r *allocRun) {
+	a.mu.Lock()
+	delete(a.runs, r.id)
+	delete(a.seen, r.id)
+	a.mu.Unlock()
+	r.abandon()
 }
 
 func (a *agent) run(id string) *allocRun {
@@ -324,13 +365,15 @@ func (c *Cluster) updateAllocs(node string, list []*store.ClientUpdate) error {
 	now := c.clock.Now()
 	seen := map[jobKey]bool{}
 	var evals []*wire.Evaluation
+	orphans := false // whether one of a purged job has ended
 	for _, u := range list {
 		u.ModifyTime = now
 		al := snap.Alloc(u.ID)
+		terminal := u.ClientStatus == wire.ClientComplete || u.ClientStatus == wire.ClientFailed || u.ClientStatus == wire.ClientLost
 		if al == nil {
+			orphans = orphans || terminal
 			continue
 		}
-		terminal := u.ClientStatus == wire.ClientComplete || u.ClientStatus == wire.ClientFailed || u.ClientStatus == wire.ClientLost
 		if !terminal && al.ClientStatus != wire.ClientUnknown {
 			continue
 		}
@@ -358,7 +401,11 @@ func (c *Cluster) updateAllocs(node string, list []*store.ClientUpdate) error {
 		evals = append(evals, &wire.Evaluation{ID: c.newID(), Namespace: al.Namespace, Priority: priority, Type: kind, TriggeredBy: trigger,
 			JobID: al.JobID, Status: wire.EvalPending, CreateTime: now.UnixNano(), ModifyTime: now.UnixNano()})
 	}
-	c.store.Apply(func(tx *store.Txn) { tx.UpdateAllocs(list, evals) })
+	index := c.store.Apply(func(tx *store.Txn) { tx.UpdateAllocs(list, evals) })
+	if orphans {
+		c.blocked.free(n.ComputedClass, n.ID, index)
+		c.wake(node)
+	}
 	return nil
 }
 
@@ -457,141 +504,4 @@ func (p *pump) close() {
 	defer p.mu.Unlock()
 	p.closed = true
 	p.cond.Broadcast()
-}
-
-// StopAgent ends a node's agent as a service manager does. Its tasks go on.
-func (c *Cluster) StopAgent(node string) error {
-	return c.withAgent(node, func(a *agent) { a.stop(true) })
-}
-
-// KillAgent ends a node's agent as kill -9 does. Its tasks and plugins go on.
-func (c *Cluster) KillAgent(node string) error {
-	return c.withAgent(node, func(a *agent) { a.stop(false) })
-}
-
-// StartAgent starts a node's agent again. It finds its tasks.
-func (c *Cluster) StartAgent(node string) error {
-	a := c.agent(node)
-	if a == nil {
-		return fmt.Errorf("node %s is not known", node)
-	}
-	return a.start()
-}
-
-// Partition cuts a node off from the server, or heals the cut. Its tasks go on.
-func (c *Cluster) Partition(node string, on bool) error {
-	return c.withAgent(node, func(a *agent) {
-		a.mu.Lock()
-		was := a.cut
-		a.cut = on
-		up := a.up
-		if !on && a.lost != nil && up {
-			a.lost()
-			a.lost = nil
-		}
-		a.mu.Unlock()
-		switch {
-		case on && !was:
-			a.away()
-		case !on && was && up:
-			if n := c.store.Snapshot().Node(node); n != nil {
-				a.rejoin(n.Status)
-			}
-			a.mu.Lock()
-			a.arm()
-			a.mu.Unlock()
-			c.wake(node)
-		}
-	})
-}
-
-func (c *Cluster) withAgent(node string, f func(*agent)) error {
-	a := c.agent(node)
-	if a == nil {
-		return fmt.Errorf("node %s is not known", node)
-	}
-	f(a)
-	return nil
-}
-
-// SetDevices has a virtual node's client find other devices, or the same ones in another state.
-func (c *Cluster) SetDevices(node string, devices []*wire.NodeDevice) error {
-	return c.withAgent(node, func(a *agent) { c.setDevices(node, devices) })
-}
-
-func (c *Cluster) setDevices(node string, devices []*wire.NodeDevice) {
-	old := c.store.Snapshot().Node(node)
-	if old == nil {
-		return
-	}
-	n := *old
-	res := *old.NodeResources
-	res.Devices = devices
-	n.NodeResources = &res
-	n.ComputedClass = sched.ComputedClass(&n)
-	c.register(&n)
-}
-
-// SetDeviceHealth changes the health of one device of a virtual node.
-func (c *Cluster) SetDeviceHealth(node, device string, healthy bool, description string) error {
-	n := c.store.Snapshot().Node(node)
-	if n == nil {
-		return fmt.Errorf("node %s is not known", node)
-	}
-	found := false
-	var out []*wire.NodeDevice
-	for _, d := range n.NodeResources.Devices {
-		g := *d
-		g.Instances = nil
-		for _, in := range d.Instances {
-			i := *in
-			if i.ID == device {
-				i.Healthy, i.HealthDescription, found = healthy, description, true
-			}
-			g.Instances = append(g.Instances, &i)
-		}
-		out = append(out, &g)
-	}
-	if !found {
-		return fmt.Errorf("node %s has no device %s", node, device)
-	}
-	c.setDevices(node, out)
-	return nil
-}
-
-// Task finds a running task of an allocation, so that a test may end it or have it tell something.
-func (c *Cluster) Task(alloc, task string) (*Task, error) {
-	al := c.store.Snapshot().Alloc(alloc)
-	if al == nil {
-		return nil, fmt.Errorf("allocation %s is not known", alloc)
-	}
-	a := c.agent(al.NodeID)
-	if a == nil {
-		return nil, fmt.Errorf("node %s of allocation %s is not known", al.NodeID, alloc)
-	}
-	r := a.run(alloc)
-	if r == nil {
-		return nil, fmt.Errorf("allocation %s does not run on node %s", alloc, al.NodeName)
-	}
-	t := r.task(task)
-	if t == nil {
-		return nil, fmt.Errorf("allocation %s has no task %q", alloc, task)
-	}
-	return &Task{run: t, AllocID: alloc, Name: task, Node: al.NodeName}, nil
-}
-
-// Task is a task on a node.
-type Task struct {
-	run     *taskRun
-	AllocID string
-	Name    string
-	Node    string
-}
-
-// Exit ends the task's process.
-func (t *Task) Exit(e taskstate.Exit) { t.run.exited(t.run.currentStart(), e) }
-
-// Event adds an event of the driver to the task.
-func (t *Task) Event(message string, annotations map[string]string) {
-	t.run.driverEvent(message, annotations)
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/nomad/api"
@@ -64,6 +65,9 @@ type Cluster struct {
 	server   *http.Server
 	url      string
 	conns    connCount
+
+	moves  atomic.Uint64 // what was set going so far
+	beside atomic.Int64  // functions that run beside
 
 	mu              sync.Mutex
 	rng             *rand.Rand
@@ -238,8 +242,11 @@ func (c *Cluster) spawn(f func()) {
 		return
 	}
 	c.wg.Add(1)
+	c.moves.Add(1)
+	c.beside.Add(1)
 	go func() {
 		defer c.wg.Done()
+		defer c.beside.Add(-1)
 		f()
 	}()
 }
@@ -263,7 +270,10 @@ func formatID(a, b uint64) string {
 }
 
 // Settled says whether the scheduler and the clients have nothing to do just now; their timers may still go off.
-func (c *Cluster) Settled() bool { return c.broker.idle() && c.pump.idle() }
+func (c *Cluster) Settled() bool {
+	moves := c.moves.Load()
+	return c.broker.idle() && c.pump.idle() && c.drainer.idle() && c.beside.Load() == 0 && c.moves.Load() == moves
+}
 
 // PauseScheduler keeps evaluations from being looked at, or lets them go again.
 func (c *Cluster) PauseScheduler(on bool) { c.broker.pause(on) }

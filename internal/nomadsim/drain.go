@@ -2,6 +2,7 @@ package nomadsim
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/nomadsim/store"
@@ -15,6 +16,7 @@ type drainer struct {
 	mu     sync.Mutex
 	timers map[string]func() // deadlines by node
 	poke   chan struct{}
+	looks  atomic.Int64 // that are asked for or under way
 }
 
 func newDrainer(c *Cluster) *drainer {
@@ -28,6 +30,7 @@ func newDrainer(c *Cluster) *drainer {
 				return
 			case <-d.poke:
 				d.look()
+				d.looks.Add(-1)
 			}
 		}
 	}()
@@ -44,11 +47,15 @@ func (d *drainer) close() {
 
 // again has the drainer look at what drains. It may be called under the store's lock.
 func (d *drainer) again() {
+	d.looks.Add(1)
 	select {
 	case d.poke <- struct{}{}:
 	default:
+		d.looks.Add(-1)
 	}
 }
+
+func (d *drainer) idle() bool { return d.looks.Load() == 0 }
 
 // begin sets a deadline.
 func (d *drainer) begin(node string, s *wire.DrainStrategy) {

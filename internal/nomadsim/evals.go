@@ -174,7 +174,7 @@ func (q *request) allocStop(id string) (any, error) {
 	}
 	kind, priority := a.Job.Type, a.Job.Priority
 	e := q.c.evalFor(a.Job, wire.TriggerAllocStop)
-	e.Type, e.Priority = kind, priority
+	e.Type, e.Priority, e.JobModifyIndex = kind, priority, a.Job.ModifyIndex
 	index := q.c.store.Apply(func(tx *store.Txn) {
 		tx.SetTransitions([]store.Transition{{ID: id, Desire: wire.DesiredTransition{Migrate: yes(), NoShutdownDelay: &no, Reschedule: &resched}}}, []*wire.Evaluation{e})
 	})

@@ -41,17 +41,8 @@ func (q *request) nodes(string) (any, error) {
 			}
 		}
 		list, err := page(q, list, func(n *wire.NodeStub) string { return n.ID })
-		return list, nodesIndex(s), err
+		return list, s.TableIndex(store.Nodes), err
 	}, store.Nodes)
-}
-
-// nodesIndex is the index of the nodes as a list tells it: updates of allocations, which touch their node, do not count.
-func nodesIndex(s *store.Snapshot) uint64 {
-	index := uint64(0)
-	for n := range s.Nodes("") {
-		index = max(index, n.ModifyIndex)
-	}
-	return index
 }
 
 func isIDPrefix(s string) bool {
@@ -70,7 +61,7 @@ func (q *request) node(rest string) (any, error) {
 		return q.query(func(s *store.Snapshot) (any, uint64, error) {
 			n := s.Node(id)
 			if n == nil {
-				return nil, nodesIndex(s), fail(http.StatusNotFound, "node not found")
+				return nil, s.TableIndex(store.Nodes), fail(http.StatusNotFound, "node not found")
 			}
 			return n, n.ModifyIndex, nil
 		}, store.Nodes)
@@ -227,7 +218,7 @@ func (q *request) nodePool(rest string) (any, error) {
 					list = append(list, n.Stub(false, false))
 				}
 			}
-			return list, nodesIndex(s), nil
+			return list, s.TableIndex(store.Nodes), nil
 		}, store.Nodes)
 	case "jobs":
 		return q.query(func(s *store.Snapshot) (any, uint64, error) {

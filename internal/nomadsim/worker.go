@@ -248,6 +248,7 @@ func (c *Cluster) block(e *wire.Evaluation) {
 // changed follows what was written: new evaluations go to the broker, room goes to who waits for it, allocations to
 // their clients. It runs under the store's lock.
 func (c *Cluster) changed(ch *store.Changes) {
+	c.moves.Add(1)
 	for _, e := range ch.Evals {
 		switch {
 		case e.Status == wire.EvalPending:
@@ -276,6 +277,9 @@ func (c *Cluster) changed(ch *store.Changes) {
 		if a.After.AllocModifyIndex == ch.Index {
 			touched[a.After.NodeID] = true
 		}
+	}
+	for _, a := range ch.Gone {
+		touched[a.NodeID] = true
 	}
 	for id := range touched {
 		c.wake(id)

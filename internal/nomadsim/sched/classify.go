@@ -93,7 +93,7 @@ func needsReconnect(a *wire.Allocation) bool {
 	return false
 }
 
-const clientStatusField = "client_status"
+const clientStatusField = 0
 
 func canary(a *wire.Allocation) bool { return a.DeploymentStatus != nil && a.DeploymentStatus.Canary }
 

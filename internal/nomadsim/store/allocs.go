@@ -135,7 +135,7 @@ func (tx *Txn) putAlloc(a, was *wire.Allocation) {
 
 // ClientUpdate is what a client tells of an allocation.
 type ClientUpdate struct {
-	ID                string
+	ID, NodeID        string
 	ClientStatus      string
 	ClientDescription string
 	TaskStates        map[string]*wire.TaskState
@@ -154,13 +154,13 @@ func (tx *Txn) UpdateAllocs(updates []*ClientUpdate, evals []*wire.Evaluation) {
 	var jobs []id
 	var order []string
 	for _, u := range updates {
+		if !nodes[u.NodeID] {
+			nodes[u.NodeID] = true
+			order = append(order, u.NodeID)
+		}
 		was := tx.alloc(u.ID)
 		if was == nil {
-			continue
-		}
-		if !nodes[was.NodeID] {
-			nodes[was.NodeID] = true
-			order = append(order, was.NodeID)
+			continue // its job was purged meanwhile
 		}
 		a := *was
 		a.ClientStatus, a.ClientDescription = u.ClientStatus, u.ClientDescription
@@ -176,7 +176,7 @@ func (tx *Txn) UpdateAllocs(updates []*ClientUpdate, evals []*wire.Evaluation) {
 		a.ModifyIndex, a.ModifyTime = tx.index, u.ModifyTime.UnixNano()
 		tx.deploymentForAlloc(&a, was)
 		tx.summaryForAlloc(&a, was)
-		if was.ClientStatus == wire.ClientUnknown && a.ClientStatus != wire.ClientUnknown {
+		if was.ClientStatus == wire.ClientUnknown && a.ClientStatus != wire.ClientUnknown && a.FollowupEvalID != "" {
 			tx.cancelFollowups(&a)
 		}
 		tx.putAlloc(&a, was)
@@ -200,18 +200,23 @@ func (tx *Txn) UpdateAllocs(updates []*ClientUpdate, evals []*wire.Evaluation) {
 	}
 }
 
+// cancelFollowups takes an allocation that is back off the evaluation that waits for it, and cancels that one if no other
+// allocation waits for it.
 func (tx *Txn) cancelFollowups(a *wire.Allocation) {
-	var found []*wire.Evaluation
-	for e := range scan[wire.Evaluation](tx.root(byEvalJob), key(a.Namespace, a.JobID, "")) {
-		if e.TriggeredBy == wire.TriggerMaxDisconnect && e.ID == a.FollowupEvalID && !e.Terminal() {
-			found = append(found, e)
+	id := a.FollowupEvalID
+	a.FollowupEvalID = ""
+	for other := range scan[wire.Allocation](tx.root(byAllocJob), key(a.Namespace, a.JobID, "")) {
+		if other.ID != a.ID && other.FollowupEvalID == id && !other.Terminal() {
+			return
 		}
 	}
-	for _, e := range found {
-		c := *e
-		c.Status, c.StatusDescription, c.ModifyIndex = wire.EvalCancelled, "allocs reconnected", tx.index
-		tx.putEval(&c)
+	e := as[wire.Evaluation](tx.get(Evals, id))
+	if e == nil || e.Terminal() {
+		return
 	}
+	c := *e
+	c.Status, c.StatusDescription, c.ModifyIndex = wire.EvalCancelled, "allocs reconnected", tx.index
+	tx.putEval(&c)
 }
 
 // Transition is a wish for an allocation.

@@ -67,6 +67,19 @@ func (tx *Txn) DeleteJob(namespace, id string) {
 		tx.delete(Deployments, d.ID)
 		tx.delete(byDeploymentJob, key(namespace, id, d.ID))
 	}
+	for e := range scan[wire.Evaluation](tx.root(byEvalJob), key(namespace, id, "")) {
+		if e.Status == wire.EvalPending {
+			e := *e
+			e.Status, e.StatusDescription = wire.EvalComplete, fmt.Sprintf("job %s deleted", id)
+			tx.put(Evals, e.ID, &e)
+			tx.put(byEvalJob, key(namespace, id, e.ID), &e)
+		}
+	}
+	var allocs []*wire.Allocation
+	for a := range scan[wire.Allocation](tx.root(byAllocJob), key(namespace, id, "")) {
+		allocs = append(allocs, a)
+	}
+	tx.deleteAllocs(allocs)
 }
 
 func (tx *Txn) dropVersion(v *wire.Job) {
@@ -328,7 +341,12 @@ func (tx *Txn) DeleteEvals(evals []*wire.Evaluation, allocs []*wire.Allocation) 
 		tx.delete(Evals, e.ID)
 		tx.delete(byEvalJob, key(e.Namespace, e.JobID, e.ID))
 	}
-	for _, a := range allocs {
+	tx.deleteAllocs(allocs)
+}
+
+func (tx *Txn) deleteAllocs(list []*wire.Allocation) {
+	tx.changes.Gone = append(tx.changes.Gone, list...)
+	for _, a := range list {
 		tx.delete(Allocs, a.ID)
 		tx.delete(byAllocJob, key(a.Namespace, a.JobID, a.ID))
 		tx.delete(byAllocNode, key(a.NodeID, a.ID))

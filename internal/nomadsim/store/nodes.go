@@ -110,7 +110,7 @@ func (tx *Txn) SetDrain(id string, strategy *wire.DrainStrategy, markEligible bo
 	n := *old
 	n.DrainStrategy, n.ModifyIndex = strategy, tx.index
 	now := wire.Time{Time: tx.now.Truncate(1e9)}
-	last := wire.DrainMetadata{StartedAt: now}
+	last := wire.DrainMetadata{StartedAt: now, AccessorID: "token:acls-disabled"}
 	if old.LastDrain != nil && old.DrainStrategy != nil {
 		last = *old.LastDrain
 	}

@@ -70,7 +70,8 @@ type Changes struct {
 	Evals  []*wire.Evaluation // put, in order
 	Allocs []AllocChange
 	Nodes  []*wire.Node
-	Jobs   []*wire.Job // put; a purged job is not among them
+	Jobs   []*wire.Job        // put; a purged job is not among them
+	Gone   []*wire.Allocation // deleted
 }
 
 // AllocChange is an allocation before (nil: new) and after.

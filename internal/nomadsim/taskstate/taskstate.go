@@ -102,14 +102,8 @@ func RestartAsked(at time.Time, why string) *wire.TaskEvent {
 }
 
 // Signal tells that a signal was sent.
-func Signal(at time.Time, signal, why string) *wire.TaskEvent {
-	return Event(Signaling, at, func(e *wire.TaskEvent) {
-		e.TaskSignal, e.TaskSignalReason = signal, why
-		e.Details["signal"] = signal
-		if why != "" {
-			e.Details["task_signal_reason"] = why
-		}
-	})
+func Signal(at time.Time, signal string) *wire.TaskEvent {
+	return Event(Signaling, at, func(e *wire.TaskEvent) { e.Details["signal"] = signal })
 }
 
 // DriverFailed tells that the driver could not start the task.

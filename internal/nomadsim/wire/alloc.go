@@ -91,7 +91,7 @@ func (t DesiredTransition) ShouldForceReschedule() bool { return isTrue(t.ForceR
 
 // AllocState is a change of an allocation's client status made by the server.
 type AllocState struct {
-	Field string
+	Field int // 0: the client status
 	Value string
 	Time  Time
 }

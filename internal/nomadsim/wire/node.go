@@ -19,6 +19,7 @@ const (
 // Node is a client of the cluster.
 type Node struct {
 	ID                       string
+	SecretID                 string // never shown
 	Datacenter               string
 	Name                     string
 	CgroupParent             string
