@@ -23,7 +23,8 @@ func (s *Server) caller(req *http.Request, r *Route) (Caller, error) {
 	}
 	by := Caller{Name: "anonymous", NomadToken: req.Header.Get("X-Nomad-Token")}
 	header := req.Header.Get("Authorization")
-	secret, bearer := strings.CutPrefix(header, "Bearer ")
+	scheme, secret, _ := strings.Cut(header, " ")
+	bearer := strings.EqualFold(scheme, "Bearer")
 	switch {
 	case header != "" && !bearer:
 		return by, no(view.CodeUnauthorized, "the Authorization header has no bearer token", `send "Authorization: Bearer <token>"`)

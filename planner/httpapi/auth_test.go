@@ -84,6 +84,7 @@ func TestAuthentication(t *testing.T) {
 	}{
 		{"a known token", closed, "victor", nil, 200, ""},
 		{"an unknown one", closed, "nobody", nil, 401, "not known"},
+		{"the scheme in any case", closed, "", []string{"Authorization", "bearer  victor-secret-secret-secret"}, 200, ""},
 		{"another scheme", closed, "", []string{"Authorization", "Basic dmljdG9y"}, 401, "no bearer token"},
 		{"none", closed, "", nil, 401, "MUSTER_TOKEN"},
 		{"none, and there is none", empty, "", nil, 401, "no token block"},
