@@ -54,7 +54,10 @@ func (f *follower) follow(index uint64) (g view.Gang, err error) {
 	defer f.clear()
 	var lost time.Time
 	seen, rounds := false, 0
-	const round = 20 * time.Second
+	round := 20 * time.Second
+	if f.ErrTerminal {
+		round = time.Second // the progress line counts on
+	}
 	for {
 		got, err := f.api.Gang(ctx, f.name.namespace, f.name.job, index, round)
 		var contact *client.ContactError
