@@ -53,7 +53,6 @@ package config
 import (
 	"time"
 
-	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/view"
 )
@@ -135,55 +134,22 @@ type Token struct {
 	Hash [32]byte
 }
 
-// Defaults of what an operator leaves out.
+// Defaults of what an operator leaves out, beside core.Defaults.
 const (
-	DefaultListen         = "127.0.0.1:4680"
-	DefaultReservations   = 8
-	DefaultGatherAfter    = 30 * time.Minute
-	DefaultPreferWait     = 10 * time.Minute
-	DefaultReserveTimeout = 10 * time.Minute
-	DefaultMaxAttempts    = 10
-	DefaultLostGrace      = 5 * time.Minute
-	DefaultRetention      = 24 * time.Hour
-	DefaultQueueName      = "default"
-	DefaultWeight         = 1
-	DefaultClass          = 50
-	DefaultGrace          = 10 * time.Minute
-	DefaultMinRuntime     = 15 * time.Minute
-	DefaultEvictions      = 50
-	DefaultPerVictim      = 3
-	DefaultRatio          = 2.0
-	DefaultTopEvictions   = 4
+	DefaultListen    = "127.0.0.1:4680"
+	DefaultLostGrace = 5 * time.Minute
+	DefaultRetention = 24 * time.Hour
+	DefaultQueueName = "default"
 )
-
-// defaultAging raises a gang by ten after half an hour, and to the top of its
-// queue after two hours.
-func defaultAging() []core.AgingStep {
-	return []core.AgingStep{{After: 30 * time.Minute, Raise: 10}, {After: 2 * time.Hour, Top: true}}
-}
 
 // Default is the configuration without any file.
 func Default() *Config {
 	c := base()
-	c.Core.Queues = []core.Queue{defaultQueue(DefaultQueueName)}
+	c.Core.Queues = []core.Queue{core.DefaultQueue(DefaultQueueName)}
 	c.Core.Queues[0].Namespaces = []string{"default"}
 	return c
 }
 
 func base() *Config {
-	return &Config{
-		LogLevel: "info", API: API{Listen: DefaultListen}, LostGrace: DefaultLostGrace, Retention: DefaultRetention,
-		Core: core.Config{Reservations: DefaultReservations, GatherAfter: DefaultGatherAfter, PreferWait: DefaultPreferWait,
-			ReserveTimeout: DefaultReserveTimeout, Packing: core.PackAuto, MaxAttempts: DefaultMaxAttempts,
-			CardTypes: []string{contract.TypeGPU, contract.TypeMIG, contract.TypeNPU}, Preemption: true},
-		at: places{},
-	}
-}
-
-func defaultQueue(name core.QueueName) core.Queue {
-	none := func() core.Amounts { return core.Amounts{Any: -1} }
-	return core.Queue{Name: name, Guaranteed: none(), Max: none(), Lend: none(), Weight: DefaultWeight, Class: DefaultClass,
-		Order: core.OrderPriority, Aging: defaultAging(), TopPerDay: DefaultTopEvictions,
-		Preempt: core.Preempt{Grace: DefaultGrace, MinRuntime: DefaultMinRuntime, EvictionsPerDay: DefaultEvictions,
-			PerVictimPerDay: DefaultPerVictim, Ratio: DefaultRatio}}
+	return &Config{LogLevel: "info", API: API{Listen: DefaultListen}, LostGrace: DefaultLostGrace, Retention: DefaultRetention, Core: core.Defaults(), at: places{}}
 }

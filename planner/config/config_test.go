@@ -43,7 +43,7 @@ func TestFull(t *testing.T) {
 	const h100 = core.Model("NVIDIA H100 80GB HBM3")
 	none := core.Amounts{Any: -1}
 	with := func(change func(q *core.Queue)) core.Queue {
-		q := defaultQueue("")
+		q := core.DefaultQueue("")
 		change(&q)
 		return q
 	}
@@ -340,5 +340,5 @@ func TestDocumentedExamples(t *testing.T) {
 	// The values shown for a queue are the defaults.
 	c, err := Parse([]File{{"example.hcl", []byte("queue \"a\" {\n" + blocks[2][1] + "}\n")}}, secret)
 	must.NoError(t, err)
-	must.Eq(t, defaultQueue("a"), c.Core.Queues[0])
+	must.Eq(t, core.DefaultQueue("a"), c.Core.Queues[0])
 }

@@ -23,7 +23,7 @@ func (r *reader) queue(nested *hcl.Block) {
 	b := r.open(nested.Body, nested.DefRange, []string{"parent", "guaranteed", "max", "lend", "weight", "class", "order", "time_limit", "limit_action",
 		"namespaces", "shared", "users", "max_gangs", "when_full", "budget", "urgent"}, "aging", "preempt", "on_preempt", "give_up")
 	name := nested.Labels[0]
-	q := defaultQueue(core.QueueName(name))
+	q := core.DefaultQueue(core.QueueName(name))
 	at := r.config.at
 	switch {
 	case !validName.MatchString(name):

@@ -106,7 +106,7 @@ func (r *reader) guarantees(parent *core.Queue, children []*core.Queue) {
 	covered := true
 	for _, model := range models(core.Amounts{Models: sums}) {
 		own, stated := parent.Guaranteed.Models[model]
-		if sums[model] > own && (stated || parent.Guaranteed.Any < 0) {
+		if sums[model] > own && (stated || parent.Guaranteed.Any <= 0) {
 			covered = false
 			r.fault(where, "queue %q guarantees %d cards of %q, but its children %s are guaranteed %d together", parent.Name, own, model, shares(children, model), sums[model])
 		}
