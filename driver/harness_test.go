@@ -84,7 +84,7 @@ type trialMember struct {
 	started time.Time
 }
 
-func newPlugin(t *testing.T, config map[string]any) *Plugin {
+func newPlugin(t testing.TB, config map[string]any) *Plugin {
 	binary, err := os.Executable()
 	must.NoError(t, err)
 	p := New(hclog.New(&hclog.LoggerOptions{Output: os.Stderr, Level: hclog.Warn}), binary)
@@ -120,7 +120,7 @@ func randomID() string {
 	return hex.EncodeToString(b[:])
 }
 
-func taskConfig(t *testing.T, gang contract.GangID, node string, config map[string]any) *driver.TaskConfig {
+func taskConfig(t testing.TB, gang contract.GangID, node string, config map[string]any) *driver.TaskConfig {
 	alloc := randomID()
 	dir := filepath.Join(t.TempDir(), alloc)
 	must.NoError(t, os.MkdirAll(filepath.Join(dir, "train", "local"), 0o755))
@@ -139,7 +139,7 @@ func taskConfig(t *testing.T, gang contract.GangID, node string, config map[stri
 	return cfg
 }
 
-func newMember(t *testing.T, cfg *driver.TaskConfig) *trialMember {
+func newMember(t testing.TB, cfg *driver.TaskConfig) *trialMember {
 	for _, path := range []string{cfg.StdoutPath, cfg.StderrPath} {
 		must.NoError(t, unix.Mkfifo(path, 0o600))
 	}
@@ -153,7 +153,7 @@ type logReader struct {
 	file  *os.File
 }
 
-func readLog(t *testing.T, path string) *logReader {
+func readLog(t testing.TB, path string) *logReader {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	must.NoError(t, err)
 	l := &logReader{file: f}
@@ -334,12 +334,28 @@ func (tr *trial) dump() {
 
 // destroy ends what still runs and checks that nothing is left.
 func (tr *trial) destroy() {
+	tr.checkShims()
 	if tr.t.Failed() {
 		tr.dump()
 	}
 	for _, m := range tr.members {
 		_ = tr.plugin.DestroyTask(m.cfg.ID, true)
 		tr.gone(m)
+	}
+}
+
+// checkShims fails the test where a supervisor crashed or raced.
+func (tr *trial) checkShims() {
+	for _, m := range tr.members {
+		logs, _ := filepath.Glob(filepath.Join(m.dir, "train", "muster", "start-*", "shim.log"))
+		for _, path := range logs {
+			text, _ := os.ReadFile(path)
+			for _, bad := range []string{"DATA RACE", "panic:", "fatal error:"} {
+				if strings.Contains(string(text), bad) {
+					tr.t.Errorf("%s: %s\n%s", path, bad, text)
+				}
+			}
+		}
 	}
 }
 

@@ -46,7 +46,7 @@ func newTask(p *Plugin, cfg *driver.TaskConfig, dir taskdir.Dir, start int) *tas
 // that breaks means nothing; a supervisor's process that is gone does.
 func (t *task) follow() {
 	for {
-		exit, err := shim.Watch(t.start.Socket(), t.forgot, func(e shim.Event) {
+		exit, _ := shim.Watch(t.start.Socket(), t.forgot, func(e shim.Event) {
 			t.plugin.events.add(&driver.TaskEvent{TaskID: t.cfg.ID, AllocID: t.cfg.AllocID, TaskName: t.cfg.Name, At: e.At, Message: e.Text, Annotations: e.Annotations})
 		})
 		select {
@@ -54,15 +54,13 @@ func (t *task) follow() {
 			return
 		default:
 		}
-		if exit == nil {
-			if exit, err = t.start.ReadExit(); err != nil {
-				t.plugin.log.Warn("exit record cannot be read", "task", t.cfg.ID, "error", err)
-			}
-		}
 		if exit == nil && !t.shimAlive() {
 			if exit, _ = t.start.ReadExit(); exit == nil { // it may have been written just before
 				exit = t.lost()
 			}
+			// It died before its last steps, or in the middle of them.
+			t.removeCgroups()
+			t.reportFor(*exit)
 		}
 		if exit != nil {
 			t.exit = *exit
@@ -96,8 +94,6 @@ func (t *task) lost() *contract.Exit {
 	if err := t.start.WriteExit(x); err != nil {
 		t.plugin.log.Error("cannot write the exit record", "task", t.cfg.ID, "error", err)
 	}
-	t.removeCgroups()
-	t.reportLost(x)
 	t.plugin.events.add(&driver.TaskEvent{TaskID: t.cfg.ID, AllocID: t.cfg.AllocID, TaskName: t.cfg.Name, At: x.At, Message: x.Text})
 	return &x
 }
@@ -126,12 +122,11 @@ func firstOr(list []string, fallback string) string {
 	return list[0]
 }
 
-// reportLost tells the board in the supervisor's place, so that nobody has to
+// reportFor tells the board in the supervisor's place, so that nobody has to
 // wait for its session to run out.
-func (t *task) reportLost(x contract.Exit) {
+func (t *task) reportFor(x contract.Exit) {
 	config, _ := t.plugin.settings()
-	released, err := t.dir.WasReleased()
-	if err != nil || released == nil || config.Rendezvous == contract.RendezvousSignal {
+	if config.Rendezvous == contract.RendezvousSignal {
 		return
 	}
 	self := rendezvous.Self{Gang: contract.GangID{Region: t.cfg.Env["NOMAD_REGION"], Namespace: t.cfg.Namespace, Job: t.cfg.JobID}, Alloc: t.cfg.AllocID, Task: t.cfg.Name, Start: t.number}
@@ -141,8 +136,11 @@ func (t *task) reportLost(x contract.Exit) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	err = board.Publish(ctx, contract.Report{V: contract.RecordVersion, Gang: self.Gang, Attempt: released.Attempt, Alloc: self.Alloc, Task: self.Task, Start: self.Start,
-		State: contract.StateEnded, Exit: &x, At: x.At})
+	err = board.Forget(ctx)
+	if released, e := t.dir.WasReleased(); err == nil && e == nil && released != nil {
+		err = board.Publish(ctx, contract.Report{V: contract.RecordVersion, Gang: self.Gang, Attempt: released.Attempt, Alloc: self.Alloc, Task: self.Task, Start: self.Start,
+			State: contract.StateEnded, Exit: &x, At: x.At})
+	}
 	if err != nil {
 		t.plugin.log.Warn("cannot report a lost member; its peers learn of it when its session ends", "task", t.cfg.ID, "error", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -328,15 +329,29 @@ func (c *Cgroup) Remove() error {
 	return errors.Join(faults...)
 }
 
-// removeTree removes a cgroup and those that a task made below it.
+// removeTree removes a cgroup and those that a task made below it. A process
+// that died keeps its cgroup busy until it has been waited for, which may be
+// another's business.
 func removeTree(dir string) error {
+	pause := time.Millisecond
+	for {
+		err := removeOnce(dir)
+		if !errors.Is(err, unix.EBUSY) || pause > 500*time.Millisecond {
+			return err
+		}
+		time.Sleep(pause)
+		pause *= 2
+	}
+}
+
+func removeOnce(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
+			if err := removeOnce(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 		}

@@ -47,6 +47,8 @@ type Consul struct {
 	moved     map[string]contract.Endpoint
 	ended     bool
 	serviceOf int // attempt that the service is registered for
+	// registered says that the service was put there, or tried to.
+	registered bool
 }
 
 // NewConsul makes a board on Consul. Nothing is asked of Consul yet.
@@ -407,6 +409,7 @@ func (c *Consul) register(ctx context.Context) {
 		return
 	}
 	port := c.report.Supervisor
+	c.registered = true
 	err := c.client.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
 		ID: c.serviceID(), Name: contract.ConsulService, Address: c.report.Address, Port: port,
 		Meta: map[string]string{
@@ -447,13 +450,24 @@ func (c *Consul) Close(ctx context.Context) error {
 		}
 		c.session = ""
 	}
-	if c.serviceOf != 0 {
-		if err := c.client.Agent().ServiceDeregisterOpts(c.serviceID(), (&api.QueryOptions{}).WithContext(ctx)); err != nil {
+	if c.registered { // perhaps: an attempt that was broken off may have arrived
+		if err := c.Forget(ctx); err != nil {
 			faults = append(faults, fmt.Errorf("deregister service %s: %w", c.serviceID(), err))
 		}
-		c.serviceOf = 0
+		c.registered = false
 	}
 	return errors.Join(faults...)
+}
+
+// Forget removes the service that a member registered whose supervisor died;
+// its session, and what that held, ends by itself.
+func (c *Consul) Forget(ctx context.Context) error {
+	err := c.client.Agent().ServiceDeregisterOpts(c.serviceID(), (&api.QueryOptions{}).WithContext(ctx))
+	var status api.StatusError
+	if errors.As(err, &status) && status.Code == http.StatusNotFound {
+		return nil // it was gone already
+	}
+	return err
 }
 
 // sweep removes what earlier attempts left, should their planner have died.

@@ -319,6 +319,7 @@ func TestConsulSession(t *testing.T) {
 	must.Eq(t, 2, planner.Reports(1)[self.Key()].Start)
 
 	must.NoError(t, successor.Close(ctx))
+	must.NoError(t, successor.Forget(ctx))
 	must.NoError(t, board.Close(ctx))
 	must.SliceEmpty(t, planner.Keys())
 	must.SliceEmpty(t, planner.Services())

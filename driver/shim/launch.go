@@ -116,6 +116,13 @@ func (s *supervisor) startLaunch(a member.Launch) {
 		s.log.Error("cannot launch", "error", err)
 		s.event(member.LauncherEnded{Launch: a.Number, Err: err, At: time.Now()})
 	}
+	// Nothing is started once the clearing has begun: it waits for this lock
+	// after it has ended the context.
+	s.launching.Lock()
+	defer s.launching.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
 	if old := s.current(); old != nil {
 		ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
 		err := isolation.Kill(ctx, isolation.Below(os.Getpid()))

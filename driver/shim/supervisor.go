@@ -71,6 +71,8 @@ type supervisor struct {
 	quiet   chan struct{}    // closed when no more reports are published
 	final   *contract.Report // the report of the end
 
+	launching sync.Mutex // held while processes are being started
+
 	mu     sync.Mutex
 	peers  *peerServer
 	launch *launch
@@ -465,6 +467,8 @@ func (s *supervisor) request(r Request) (Answer, error) {
 // clear kills whatever is left, until nothing is.
 func (s *supervisor) clear() {
 	s.cancel() // the preflight and its programs end too
+	s.launching.Lock()
+	defer s.launching.Unlock()
 	find := isolation.Below(os.Getpid())
 	if s.cgroup != nil {
 		find = isolation.Any(find, s.cgroup.Processes)
