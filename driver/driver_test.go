@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +13,10 @@ import (
 
 	"github.com/nomad-muster/muster/driver/shim"
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/nomadplugin/base"
+	"github.com/nomad-muster/muster/internal/nomadplugin/device"
+	"github.com/nomad-muster/muster/internal/nomadplugin/driver"
+	"github.com/nomad-muster/muster/internal/nomadplugin/hclspec"
 )
 
 func ranksConfig(t *testing.T, args ...string) map[string]any {
@@ -155,6 +160,65 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 		must.ErrorContains(t, err, want)
 	}
 	tr.awaitEvent(tr.members[0], "5 faults")
+
+	tr = newTrial(t, 1, map[string]any{"script": "a.py", "image": "docker.io/x", "elastic": true})
+	_, err = tr.plugin.StartTask(tr.members[0].cfg)
+	must.ErrorContains(t, err, "config.image")
+	must.ErrorContains(t, err, "config.elastic")
+}
+
+// A wrong plugin block gives all its faults, and leaves the one before.
+func TestPluginConfigFaults(t *testing.T) {
+	p := newPlugin(t, map[string]any{"port_range": "20000-20010", "rendezvous": "signal"})
+	text, err := hclspec.Encode(configSchema, map[string]any{"rendezvous": "smoke", "port_range": "9-1", "hold_limit": "long", "state_dir": "here", "isolation": "some",
+		"consul": map[string]any{"token": "a", "token_file": "b", "cert_file": "/c"}}, nil)
+	must.NoError(t, err)
+	err = p.SetConfig(base.Config{MsgPack: text})
+	for _, field := range []string{"rendezvous", "port_range", "hold_limit", "state_dir", "isolation", "consul.token_file", "consul.cert_file"} {
+		must.ErrorContains(t, err, "config."+field)
+	}
+	config, _ := p.settings()
+	must.Eq(t, 20000, config.PortLow)
+	must.Error(t, p.SetConfig(base.Config{MsgPack: []byte{0xc1}}))
+	must.NoError(t, p.SetConfig(base.Config{}), must.Sprint("no block at all"))
+}
+
+// The schemas hold exactly the fields that are read.
+func TestSchemasMatchTheirMessages(t *testing.T) {
+	must.NoError(t, hclspec.Validate(configSchema))
+	schema := (&Plugin{}).TaskConfigSchema()
+	must.NoError(t, hclspec.Validate(schema))
+	raw := map[string]any{}
+	names, types, _ := contract.TaskFields()
+	for _, name := range names {
+		raw[name] = map[string]any{"string": "x", "bool": true, "number": 3, "list(string)": []any{"x"}, "any": 3}[types[name]]
+	}
+	text, err := hclspec.Encode(schema, raw, nil)
+	must.NoError(t, err)
+	decoded, err := decodeTask(text)
+	must.NoError(t, err)
+	must.Eq(t, len(names), len(decoded))
+}
+
+func TestFingerprint(t *testing.T) {
+	seen := func(config map[string]any) driver.Fingerprint {
+		p := newPlugin(t, config)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var f driver.Fingerprint
+		err := p.Fingerprint(ctx, func(got driver.Fingerprint) error { f = got; cancel(); return nil })
+		must.ErrorIs(t, err, context.Canceled)
+		return f
+	}
+	f := seen(map[string]any{"rendezvous": "consul", "consul": map[string]any{"address": "127.0.0.1:1"}})
+	must.Eq(t, driver.HealthUnhealthy, f.Health)
+	must.StrContains(t, f.Description, "reach Consul at 127.0.0.1:1")
+	f = seen(map[string]any{"rendezvous": "signal", "path": t.TempDir()})
+	must.Eq(t, driver.HealthHealthy, f.Health)
+	must.StrContains(t, f.Description, "torchrun not to be had: no Python: looked at")
+	must.MapNotContainsKey(t, f.Attributes, contract.AttrDriverTorch)
+	must.MapContainsKey(t, f.Attributes, contract.AttrDriverIsolation)
+	must.Eq(t, device.String("signal"), f.Attributes[contract.AttrDriverRendezvous])
 }
 
 // A rank is stopped in a running all-reduce: found, named, evidence kept, and

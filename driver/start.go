@@ -121,6 +121,12 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 	if _, err := torchrun.Ranks(parsed, counted); err != nil && len(faults) == 0 {
 		faults = append(faults, contract.Fault{Field: "config.nproc_per_node", Value: fmt.Sprint(raw["nproc_per_node"]), Want: err.Error()})
 	}
+	if parsed.Image != "" {
+		faults = append(faults, contract.Fault{Field: "config.image", Value: parsed.Image, Want: "this driver runs ranks on the host only: install what they need there, or use Nomad's artifact block"})
+	}
+	if parsed.Elastic {
+		faults = append(faults, contract.Fault{Field: "config.elastic", Value: "true", Want: "this driver has the static rendezvous only: a gang that grows or shrinks does so between attempts, from its checkpoint"})
+	}
 	if err := contract.Faults(faults).Err(); err != nil {
 		return shim.Spec{}, err
 	}
