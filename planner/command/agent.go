@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"strconv"
 	"strings"
 
 	"github.com/nomad-muster/muster/internal/buildinfo"
@@ -15,6 +17,7 @@ import (
 
 func agent(run func(context.Context, Agent) error) Command {
 	var paths list
+	var logLevel, pidFile string
 	return Command{
 		Synopsis: "Run the planner",
 		Usage:    "agent [options]",
@@ -23,14 +26,25 @@ func agent(run func(context.Context, Agent) error) Command {
 			"Without -config there is one queue, \"default\", for Nomad's namespace \"default\", and nobody may use the API: a configuration says who may.",
 		Flags: func(f *Flags) {
 			f.Var(&paths, "config", "`File` of the configuration, or folder with *.hcl and *.json files; may be given several times.")
+			f.StringVar(&logLevel, "log-level", "", "`Level` of the log instead of the configuration's: debug, info, warn, error.")
+			f.StringVar(&pidFile, "pid-file", "", "`File` to write the process id to; it is removed at the end.")
 		},
 		Run: func(c *Call, _ []string) error {
 			live, err := config.Open(paths...)
 			if err != nil {
 				return err
 			}
-			var level slog.LevelVar
+			level := logLevels{stated: logLevel}
+			if err := level.set(live.Current()); err != nil {
+				return err
+			}
 			log := logger(c.Stderr, live.Current(), &level)
+			if pidFile != "" {
+				if err := os.WriteFile(pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
+					return fmt.Errorf("write pid file: %w", err)
+				}
+				defer os.Remove(pidFile)
+			}
 			log.Info("Muster planner", "version", buildinfo.String(), "config", strings.Join(live.Current().Files, ", "))
 			if cfg := live.Current(); len(cfg.Tokens) == 0 && cfg.API.Anonymous == view.RoleNone {
 				log.Warn("nobody can use the API: the configuration has no token block, and its api block lets nobody in without one")
@@ -52,9 +66,25 @@ func agent(run func(context.Context, Agent) error) Command {
 	}
 }
 
+// logLevels is the level of the log: the flag's, or else the configuration's.
+type logLevels struct {
+	slog.LevelVar
+	stated string
+}
+
+func (l *logLevels) set(cfg *config.Config) error {
+	text := l.stated
+	if text == "" {
+		text = cfg.LogLevel // one of slog's own names
+	}
+	if err := l.UnmarshalText([]byte(text)); err != nil {
+		return fmt.Errorf("-log-level=%s is none of debug, info, warn, error", text)
+	}
+	return nil
+}
+
 // logger writes the agent's log as its configuration says.
-func logger(w io.Writer, cfg *config.Config, level *slog.LevelVar) *slog.Logger {
-	setLevel(cfg, level)
+func logger(w io.Writer, cfg *config.Config, level *logLevels) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if cfg.LogJSON {
 		return slog.New(slog.NewJSONHandler(w, options))
@@ -62,13 +92,8 @@ func logger(w io.Writer, cfg *config.Config, level *slog.LevelVar) *slog.Logger 
 	return slog.New(slog.NewTextHandler(w, options))
 }
 
-func setLevel(cfg *config.Config, level *slog.LevelVar) {
-	// The configuration has one of slog's own names.
-	_ = level.UnmarshalText([]byte(cfg.LogLevel))
-}
-
 // reload reads the configuration again at each hangup.
-func reload(ctx context.Context, hangup <-chan struct{}, live *config.Live, log *slog.Logger, level *slog.LevelVar, reloaded chan<- struct{}) {
+func reload(ctx context.Context, hangup <-chan struct{}, live *config.Live, log *slog.Logger, level *logLevels, reloaded chan<- struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -80,7 +105,7 @@ func reload(ctx context.Context, hangup <-chan struct{}, live *config.Live, log 
 			log.Error("the configuration was not reloaded and the old one stays in force", "error", err)
 			continue
 		}
-		setLevel(live.Current(), level)
+		_ = level.set(live.Current()) // it was right at the start, and files are checked
 		log.Info("configuration reloaded")
 		if len(restart) > 0 {
 			log.Warn("some changes take effect at the next start only", "settings", strings.Join(restart, ", "))

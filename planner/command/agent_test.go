@@ -3,6 +3,8 @@ package command_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,7 +38,12 @@ func TestAgent(t *testing.T) {
 	hangup := make(chan struct{})
 	kept := make(chan struct{}, 1)
 	var queues []string
+	pid := filepath.Join(t.TempDir(), "pid")
 	run := func(ctx context.Context, a command.Agent) error {
+		text, err := os.ReadFile(pid)
+		must.NoError(t, err)
+		must.Eq(t, fmt.Sprintln(os.Getpid()), string(text))
+		must.True(t, a.Log.Enabled(ctx, slog.LevelDebug))
 		name := func() string { return string(a.Config.Current().Core.Queues[0].Name) }
 		queues = append(queues, name())
 		write("queue \"b\" {\n weight = -1\n}\n")
@@ -56,7 +63,8 @@ func TestAgent(t *testing.T) {
 			kept <- struct{}{}
 		}
 	}
-	code, log := serveAgent(t, ctx, command.Parts{Agent: run}, hangup, lines, "agent", "-config", path)
+	code, log := serveAgent(t, ctx, command.Parts{Agent: run}, hangup, lines, "agent", "-config", path, "-pid-file", pid, "-log-level=debug")
+	must.FileNotExists(t, pid)
 	must.Eq(t, 0, code, must.Sprint("to be ended is what an agent is for: ", log))
 	must.Eq(t, []string{"a", "a", "b"}, queues)
 	must.StrContains(t, log, "weight = -1")
@@ -74,6 +82,9 @@ func TestAgentFails(t *testing.T) {
 	code, log = serveAgent(t, t.Context(), command.Parts{Agent: func(context.Context, command.Agent) error { return errors.New("address in use") }}, nil, nil, "agent")
 	must.Eq(t, command.ExitError, code)
 	must.StrContains(t, log, "run the planner: address in use")
+	code, log = serveAgent(t, t.Context(), command.Parts{Agent: noAgent}, nil, nil, "agent", "-log-level=loud")
+	must.Eq(t, command.ExitError, code)
+	must.StrContains(t, log, "-log-level=loud")
 	code, _ = serveAgent(t, t.Context(), command.Parts{Agent: noAgent}, nil, nil, "agent", "-config=/gone")
 	must.Eq(t, command.ExitError, code)
 }
