@@ -13,7 +13,10 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/nomad-muster/muster/device"
+	"github.com/nomad-muster/muster/device/amd"
+	"github.com/nomad-muster/muster/device/ascend"
 	"github.com/nomad-muster/muster/device/exposition"
+	"github.com/nomad-muster/muster/device/intel"
 	"github.com/nomad-muster/muster/device/kernlog"
 	"github.com/nomad-muster/muster/device/nvml"
 	"github.com/nomad-muster/muster/device/rdma"
@@ -85,6 +88,13 @@ func build(ctx context.Context, c device.Config, m *device.Monitor, log hclog.Lo
 		case "rdma":
 			parts.Sources = append(parts.Sources, rdma.New(""))
 			parts.Parsers = append(parts.Parsers, rdma.ParseLine)
+		case "amd":
+			parts.Sources = append(parts.Sources, amd.New(""))
+			parts.Parsers = append(parts.Parsers, amd.ParseLine)
+		case "ascend":
+			parts.Sources = append(parts.Sources, ascend.New(ascend.Tool, ""))
+		case "intel":
+			parts.Sources = append(parts.Sources, intel.New(""))
 		case "simulated":
 			s := simulated.New(c.Simulated.File, c.Simulated.Node)
 			parts.Sources = append(parts.Sources, s)

@@ -90,6 +90,7 @@ const (
 	ForeignProcess = "foreign process" // runs on a card that no task holds
 	BadRecord      = "record damaged"  // the card's health on disk could not be read
 	VendorFault    = "vendor fault"    // the vendor's own tool calls the card bad
+	VendorWarning  = "vendor warning"  // the vendor's own tool warns of the card
 )
 
 // Names of counters that have a default rule.

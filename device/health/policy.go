@@ -137,6 +137,7 @@ func Default() Policy {
 			ForeignProcess: {Suspect, UntilGone, false},
 			BadRecord:      {Draining, UntilOperator, false},
 			VendorFault:    {Draining, UntilGone, true},
+			VendorWarning:  {Suspect, UntilGone, false},
 		},
 		Counters: map[string]CounterRule{
 			NVLinkCRC:      {Max: 100, Window: time.Hour, Level: Suspect},
