@@ -89,6 +89,7 @@ func (c *Cluster) handler() http.Handler {
 		{"/v1/agent/members", (*request).agentMembers},
 		{"/v1/agent/servers", (*request).agentServers},
 		{"/v1/operator/scheduler/configuration", (*request).schedulerConfiguration},
+		{"/v1/operator/raft/configuration", (*request).raft},
 		{"/v1/operator/license", (*request).license},
 		{"/v1/system/gc", (*request).systemGC},
 		{"/v1/system/reconcile/summaries", (*request).reconcileSummaries},

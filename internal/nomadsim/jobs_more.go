@@ -69,6 +69,7 @@ func (q *request) jobScale(id string) (any, error) {
 		Target         map[string]string
 		Message        string
 		Error          bool
+		Meta           map[string]any
 		JobModifyIndex uint64
 	}
 	if err := q.decode(&body); err != nil {
@@ -84,10 +85,18 @@ func (q *request) jobScale(id string) (any, error) {
 		return nil, fail(http.StatusBadRequest, "task group %q specified for scaling does not exist in job", name)
 	}
 	out := &jobWrite{JobModifyIndex: cur.ModifyIndex, KnownLeader: true}
+	event := &wire.ScalingEvent{Time: uint64(q.c.clock.Now().UnixNano()), Count: body.Count, PreviousCount: int64(cur.Group(name).Count),
+		Message: body.Message, Error: body.Error, Meta: body.Meta}
+	note := func() uint64 {
+		return q.c.store.Apply(func(tx *store.Txn) { tx.PutScalingEvent(q.namespace, id, name, event) })
+	}
 	if body.Count == nil {
-		out.Index = snap.Index()
+		out.Index = note()
 		q.index(out.Index)
 		return out, nil
+	}
+	if body.Error {
+		return nil, fail(http.StatusBadRequest, "scaling action should not contain count if error is true")
 	}
 	if s := cur.Group(name).Scaling; s != nil {
 		if *body.Count < s.Min {
@@ -129,7 +138,8 @@ func (q *request) jobScale(id string) (any, error) {
 	e.JobModifyIndex = index
 	out.EvalID = e.ID
 	out.EvalCreateIndex = q.c.putEvals(e)
-	out.Index = out.EvalCreateIndex
+	event.EvalID = &e.ID
+	out.Index = note()
 	q.index(out.Index)
 	return out, nil
 }
@@ -138,7 +148,7 @@ func (q *request) scaleStatus(id string) (any, error) {
 	type group struct{ Desired, Placed, Running, Healthy, Unhealthy int }
 	type groupEvents struct {
 		group
-		Events []any
+		Events []*wire.ScalingEvent
 	}
 	return q.query(func(s *store.Snapshot) (any, uint64, error) {
 		j := s.Job(q.namespace, id)
@@ -147,7 +157,7 @@ func (q *request) scaleStatus(id string) (any, error) {
 		}
 		groups := map[string]*groupEvents{}
 		for _, g := range j.TaskGroups {
-			groups[g.Name] = &groupEvents{group: group{Desired: g.Count}}
+			groups[g.Name] = &groupEvents{group{Desired: g.Count}, s.Scaling(q.namespace, id)[g.Name]}
 		}
 		for a := range s.AllocsByJob(q.namespace, id) {
 			g := groups[a.TaskGroup]
@@ -158,6 +168,13 @@ func (q *request) scaleStatus(id string) (any, error) {
 			if a.ClientStatus == wire.ClientRunning {
 				g.Running++
 			}
+			if d := a.DeploymentStatus; d != nil && d.Healthy != nil {
+				if *d.Healthy {
+					g.Healthy++
+				} else {
+					g.Unhealthy++
+				}
+			}
 		}
 		return struct {
 			JobID, Namespace string
@@ -166,7 +183,7 @@ func (q *request) scaleStatus(id string) (any, error) {
 			JobStopped       bool
 			TaskGroups       map[string]*groupEvents
 		}{j.ID, j.Namespace, j.CreateIndex, j.ModifyIndex, j.Stop, groups}, max(j.ModifyIndex, s.TableIndex(store.Allocs)), nil
-	}, store.Jobs, store.Allocs)
+	}, store.Jobs, store.Allocs, store.ScalingEvents)
 }
 
 func (q *request) jobStable(id string) (any, error) {

@@ -50,6 +50,18 @@ func (q *request) license(string) (any, error) {
 	return nil, fail(http.StatusNoContent, "")
 }
 
+func (q *request) raft(string) (any, error) {
+	type server struct {
+		ID, Node, Address string
+		Leader, Voter     bool
+		RaftProtocol      string
+	}
+	return struct {
+		Servers []server
+		Index   uint64
+	}{[]server{{q.c.signingKey, "server.global", rpcAddr, true, true, "3"}}, q.c.store.Snapshot().Index()}, nil
+}
+
 func (q *request) metrics(string) (any, error) {
 	return map[string]any{"Counters": []any{}, "Gauges": []any{}, "Points": []any{}, "Samples": []any{}, "Timestamp": q.c.clock.Now().UTC().String()}, nil
 }

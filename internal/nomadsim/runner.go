@@ -391,6 +391,12 @@ func (t *taskRun) askToEnd() {
 func (r *allocRun) update(al *wire.Allocation) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if al.DeploymentID != r.alloc.DeploymentID { // updated in place by a new rollout, which judges it anew
+		if r.healthAt != nil {
+			r.healthAt()
+		}
+		r.health, r.healthAt = nil, nil
+	}
 	r.alloc = al
 	if al.ServerTerminal() && !r.stopping {
 		r.stopping = true

@@ -51,6 +51,21 @@ func (tx *Txn) PutJobVersion(j *wire.Job) {
 	}
 }
 
+// ScalingHistory are the newest scaling events of a job by group, newest first. It is not changed once it is stored.
+type ScalingHistory map[string][]*wire.ScalingEvent
+
+// PutScalingEvent notes that a group was scaled, or why not; the newest twenty are kept.
+func (tx *Txn) PutScalingEvent(namespace, job, group string, e *wire.ScalingEvent) {
+	e.CreateIndex = tx.index
+	next := ScalingHistory{}
+	if old, ok := tx.get(ScalingEvents, key(namespace, job)).(ScalingHistory); ok {
+		maps.Copy(next, old)
+	}
+	list := append([]*wire.ScalingEvent{e}, next[group]...)
+	next[group] = list[:min(len(list), 20)]
+	tx.put(ScalingEvents, key(namespace, job), next)
+}
+
 // DeleteJob purges a job: its versions, texts and summary go; its evaluations and allocations stay.
 func (tx *Txn) DeleteJob(namespace, id string) {
 	job := tx.Job(namespace, id)
@@ -59,6 +74,7 @@ func (tx *Txn) DeleteJob(namespace, id string) {
 	}
 	tx.delete(Jobs, key(namespace, id))
 	tx.delete(JobSummaries, key(namespace, id))
+	tx.delete(ScalingEvents, key(namespace, id))
 	for _, v := range newestFirst(tx.root(JobVersions), namespace, id) {
 		tx.dropVersion(v)
 	}

@@ -12,6 +12,12 @@ import (
 // Index is the snapshot's index.
 func (s *Snapshot) Index() uint64 { return s.index }
 
+// Scaling is a job's scaling history.
+func (s *Snapshot) Scaling(namespace, job string) ScalingHistory {
+	h, _ := s.get(ScalingEvents, key(namespace, job)).(ScalingHistory)
+	return h
+}
+
 // TableIndex is the index of the table's last change.
 func (s *Snapshot) TableIndex(t Table) uint64 { return s.tables[t].index }
 

@@ -25,6 +25,7 @@ const (
 	Jobs
 	JobVersions
 	JobSubmissions
+	ScalingEvents
 	JobSummaries
 	Evals
 	Allocs

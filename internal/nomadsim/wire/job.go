@@ -488,3 +488,15 @@ func (j *Job) Stub(summary *JobSummary, meta bool) *JobStub {
 	}
 	return s
 }
+
+// ScalingEvent tells that a group was scaled, or why not.
+type ScalingEvent struct {
+	Time          uint64 // ns since 1970
+	PreviousCount int64
+	Count         *int64
+	Message       string
+	Error         bool
+	Meta          map[string]any
+	EvalID        *string
+	CreateIndex   uint64
+}
