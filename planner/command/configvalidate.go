@@ -1,6 +1,7 @@
 package command
 
 import (
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/config"
 )
 
@@ -54,7 +55,7 @@ func against(c *Call, cfg *config.Config) error {
 	known := config.Cluster{Models: []string{}}
 	for _, n := range list.Nodes {
 		for _, card := range n.Cards {
-			if !seen[card.Model] {
+			if !seen[card.Model] && card.Type != contract.TypeNIC {
 				seen[card.Model] = true
 				known.Models = append(known.Models, card.Model)
 			}

@@ -90,7 +90,7 @@ func scene(t *testing.T) *shell {
 		{Name: "default", Leaf: true, Class: 10, Weight: 1, Order: "fifo", Namespaces: []string{"default"}, Shared: true, Users: []string{}, Refused: 1, MaxGangs: -1, Quota: []view.Quota{sum(h100(0, -1, -1, 0, 0, 0, 0))}},
 	}, []view.Node{
 		{ID: "1", Name: "n1", Pool: "gpu", Datacenter: "dc1", Status: "ready", Domains: map[string]string{"spine": "s1", "leaf": "l1"}, CPU: 64000, CPUUsed: 16000, MemoryMB: 524288, MemUsed: 131072,
-			Cards: []view.Card{{ID: "GPU-1", Model: "NVIDIA H100 80GB HBM3", Type: "gpu", State: "healthy", Holder: "research/train-7"}, {ID: "GPU-2", Model: "NVIDIA H100 80GB HBM3", Type: "gpu", State: "healthy"}}},
+			Cards: []view.Card{{ID: "GPU-1", Model: "NVIDIA H100 80GB HBM3", Type: "gpu", State: "healthy", Holder: "research/train-7"}, {ID: "GPU-2", Model: "NVIDIA H100 80GB HBM3", Type: "gpu", State: "healthy"}, {ID: "mlx5_0", Model: "ConnectX-7", Type: "nic", State: "healthy"}}},
 		{ID: "2", Name: "n2", Pool: "gpu", Datacenter: "dc1", Status: "excluded", Why: "card GPU-9: Xid 79, fell off the bus", Suspect: true, Domains: map[string]string{}, CPU: 64000, MemoryMB: 524288,
 			Cards: []view.Card{{ID: "GPU-9", Model: "NVIDIA H100 80GB HBM3", Type: "gpu", State: "quarantined"}}},
 	}, func(k *view.Status) {

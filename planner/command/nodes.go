@@ -5,6 +5,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
@@ -35,9 +36,13 @@ func (w *screen) nodes(nodes []view.Node) {
 	}
 	var rows [][]cell
 	for _, n := range nodes {
-		free, sick := 0, 0
+		cards, free, sick := 0, 0, 0
 		models := map[string]bool{}
 		for _, k := range n.Cards {
+			if k.Type == contract.TypeNIC {
+				continue // -json has them
+			}
+			cards++
 			models[k.Model] = true
 			switch {
 			case k.State != "healthy":
@@ -58,7 +63,7 @@ func (w *screen) nodes(nodes []view.Node) {
 		if n.Suspect {
 			state += ", suspect"
 		}
-		row := plain(n.Name, n.Pool, domains(n), "", strings.Join(names, ", "), fmt.Sprint(len(n.Cards)), fmt.Sprint(free), fmt.Sprint(sick),
+		row := plain(n.Name, n.Pool, domains(n), "", strings.Join(names, ", "), fmt.Sprint(cards), fmt.Sprint(free), fmt.Sprint(sick),
 			fmt.Sprintf("%d/%d", n.CPUUsed, n.CPU), fmt.Sprintf("%d/%d", n.MemUsed, n.MemoryMB), n.Why)
 		row[3] = cell{state, colour}
 		rows = append(rows, row)
