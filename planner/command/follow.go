@@ -34,7 +34,6 @@ type follower struct {
 	shown    []view.StageTime
 	attempt  int
 	progress int // columns of the progress line that stands on the terminal
-	begun    time.Time
 }
 
 // errTimeout is the cause with which the context of a wait ends.
@@ -52,7 +51,7 @@ func (f *follower) follow(index uint64) (g view.Gang, err error) {
 		defer cancel()
 	}
 	defer f.clear()
-	var lost time.Time
+	began, lost := f.Now(), time.Time{}
 	seen, rounds := false, 0
 	round := 20 * time.Second
 	if f.ErrTerminal {
@@ -95,7 +94,7 @@ func (f *follower) follow(index uint64) (g view.Gang, err error) {
 			return g, nil // over, and its job removed
 		case errors.As(err, &refused) && refused.Code == view.CodeNotFound && !seen:
 			// Taken a moment ago, and not in the planner's picture yet.
-			if f.Now().Sub(f.started()) > 30*time.Second {
+			if f.Now().Sub(began) > 30*time.Second {
 				return g, err
 			}
 			if !sleep(ctx, 200*time.Millisecond) {
@@ -112,14 +111,6 @@ func (f *follower) follow(index uint64) (g view.Gang, err error) {
 			return g, err
 		}
 	}
-}
-
-// start of the wait, for the little patience with a gang that is not there yet.
-func (f *follower) started() time.Time {
-	if f.begun.IsZero() {
-		f.begun = f.Now()
-	}
-	return f.begun
 }
 
 // arrived tells whether there is nothing more to wait for.

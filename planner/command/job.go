@@ -13,6 +13,7 @@ import (
 	"github.com/nomad-muster/muster/planner/view"
 )
 
+// jobRunFlags are the flags of job run.
 type jobRunFlags struct {
 	specFlags
 	detach, keepRefused bool
