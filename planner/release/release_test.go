@@ -139,13 +139,17 @@ func startConsul() error {
 		}
 	}
 	var ports []int
+	var listeners []net.Listener
 	for range 3 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
-		defer l.Close()
+		listeners = append(listeners, l)
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	for _, l := range listeners {
+		l.Close() // all were held at once, so that no two are the same
 	}
 	agent.address = fmt.Sprintf("127.0.0.1:%d", ports[0])
 	agent.cmd = exec.Command(binary, "agent", "-dev", "-bind", "127.0.0.1", "-client", "127.0.0.1", "-log-level", "warn", "-http-port", fmt.Sprint(ports[0]),
