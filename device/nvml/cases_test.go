@@ -65,7 +65,7 @@ func TestC01LostCard(t *testing.T) {
 		bubble(t, l, func(r *rig) {
 			r.start()
 			must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a4+", r.cards()) // never seen: left out, and said so
-			must.StrContains(t, r.lines.String(), "a card cannot be asked")
+			must.StrContains(t, r.logged(), "a card cannot be asked")
 			l.Change(func() { l.Fail = nil })
 			r.pass()
 			must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a3+ GPU-a4+", r.cards())
@@ -131,13 +131,13 @@ func TestC03MIGWithoutInstances(t *testing.T) {
 	bubble(t, l, func(r *rig) {
 		r.start()
 		must.Eq(t, "GPU-a1+ GPU-a3+", r.cards())
-		must.StrContains(t, r.lines.String(), "no instance was made")
-		must.StrContains(t, r.lines.String(), "MIG mode is off now and will be on after a reset")
-		must.Eq(t, 1, strings.Count(r.lines.String(), "no instance was made"))
+		must.StrContains(t, r.logged(), "no instance was made")
+		must.StrContains(t, r.logged(), "MIG mode is off now and will be on after a reset")
+		must.Eq(t, 1, strings.Count(r.logged(), "no instance was made"))
 		sent := r.count()
 		r.pass()
 		must.Eq(t, sent, r.count())
-		must.Eq(t, 1, strings.Count(r.lines.String(), "no instance was made")) // said once
+		must.Eq(t, 1, strings.Count(r.logged(), "no instance was made")) // said once
 		l.Change(func() {
 			a2.Slices = map[int]*nvmltest.GPU{0: nvmltest.Slice("MIG-m1", 1, 0, 4864), 3: nvmltest.Slice("MIG-m2", 2, 0, 9856)}
 		})
@@ -238,7 +238,7 @@ func TestC05EventsOnSlices(t *testing.T) {
 					synctest.Wait()
 					must.Eq(t, c.want, r.cards())
 					if name == "a card that is not" {
-						must.StrContains(t, r.lines.String(), "not known here")
+						must.StrContains(t, r.logged(), "not known here")
 					}
 				})
 			})
@@ -255,11 +255,11 @@ func TestC06WaitFails(t *testing.T) {
 		l := nvmltest.New(gpus...)
 		bubble(t, l, func(r *rig) {
 			r.start()
-			must.MapLen(t, 4, l.Registered)
+			must.MapLen(t, 4, l.Watched())
 			time.Sleep(3 * time.Second)
+			waits := l.Count("EventSetWait")
 			l.Change(func() {
 				l.WaitEnds = lib.ERROR_GPU_IS_LOST
-				l.Waits = 0
 				l.Fail = func(call, uuid string) lib.Return {
 					if uuid == "GPU-a3" {
 						return lib.ERROR_GPU_IS_LOST
@@ -267,14 +267,14 @@ func TestC06WaitFails(t *testing.T) {
 					return lib.SUCCESS
 				}
 			})
-			before := strings.Count(r.lines.String(), "\n")
+			before := strings.Count(r.logged(), "\n")
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
-			must.LessEq(t, 15, l.Waits)
-			must.LessEq(t, 20, strings.Count(r.lines.String(), "\n")-before)
+			must.LessEq(t, 15, l.Count("EventSetWait")-waits)
+			must.LessEq(t, 20, strings.Count(r.logged(), "\n")-before)
 			must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a3- GPU-a4+", r.cards())
-			must.MapLen(t, 3, l.Registered) // the others are watched on
-			must.MapNotContainsKey(t, l.Registered, "GPU-a3")
+			must.MapLen(t, 3, l.Watched()) // the others are watched on
+			must.MapNotContainsKey(t, l.Watched(), "GPU-a3")
 			l.Change(func() {
 				l.WaitEnds = lib.ERROR_TIMEOUT
 				l.Events = []lib.EventData{{Device: gpus[0], EventType: lib.EventTypeXidCriticalError, EventData: 48, GpuInstanceId: 0xFFFFFFFF, ComputeInstanceId: 0xFFFFFFFF}}
@@ -289,8 +289,9 @@ func TestC06WaitFails(t *testing.T) {
 		l := nvmltest.New(four()...)
 		bubble(t, l, func(r *rig) {
 			r.start()
+			waits, inits := l.Count("EventSetWait"), l.Count("Init")
 			l.Change(func() {
-				l.WaitEnds, l.Waits = lib.ERROR_UNINITIALIZED, 0
+				l.WaitEnds = lib.ERROR_UNINITIALIZED
 				l.Fail = func(call, uuid string) lib.Return {
 					if call == "Shutdown" {
 						return lib.SUCCESS
@@ -298,14 +299,13 @@ func TestC06WaitFails(t *testing.T) {
 					return lib.ERROR_UNINITIALIZED
 				}
 			})
-			inits := l.Inits
 			r.pass()
 			r.pass()
 			must.Eq(t, "GPU-a1- GPU-a2- GPU-a3- GPU-a4-", r.cards())
 			_, d := r.card("GPU-a1")
 			must.StrContains(t, d.HealthDescription, "not initialised")
-			must.LessEq(t, 30, l.Waits)
-			must.Greater(t, inits, l.Inits) // it keeps trying
+			must.LessEq(t, 30, l.Count("EventSetWait")-waits)
+			must.Greater(t, inits, l.Count("Init")) // it keeps trying
 			l.Change(func() { l.WaitEnds, l.Fail = lib.ERROR_TIMEOUT, nil })
 			r.pass()
 			r.pass()
@@ -425,7 +425,7 @@ func TestC09Domains(t *testing.T) {
 				r.start()
 				r.xid(line, 48)
 				must.Eq(t, want, r.cards())
-				must.Eq(t, line == "PCI:0010:06:00", strings.Contains(r.lines.String(), "not known here"))
+				must.Eq(t, line == "PCI:0010:06:00", strings.Contains(r.logged(), "not known here"))
 			})
 		})
 	}
@@ -543,7 +543,7 @@ func TestC11NotSupported(t *testing.T) {
 		g, _ := r.card("GPU-a1")
 		_, have := g.Attributes[contract.AttrMemory]
 		must.False(t, have) // absent, not 0
-		must.MapNotContainsKey(t, l.Registered, "GPU-a2")
+		must.MapNotContainsKey(t, l.Watched(), "GPU-a2")
 		g, _ = r.card("GPU-a3")
 		must.Eq(t, "nvidia/gpu/unknown model", g.ID())
 		r.xid("PCI:0000:02:00", 48) // its health comes from the kernel log
@@ -705,7 +705,7 @@ func TestNoDriver(t *testing.T) {
 			must.SliceEmpty(t, r.last())
 			r.pass()
 			r.pass()
-			must.Eq(t, 1, strings.Count(r.lines.String(), want), must.Sprint(r.lines.String()))
+			must.Eq(t, 1, strings.Count(r.logged(), want), must.Sprint(r.logged()))
 			l.Change(func() { l.Fail = nil }) // the driver is loaded: no restart needed
 			r.pass()
 			must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a3+ GPU-a4+", r.cards())

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"sort"
 	"strings"
 	"sync"
@@ -52,7 +53,14 @@ type rig struct {
 // bubble runs a test in fake time with a rig that is not started.
 func bubble(t *testing.T, lib *nvmltest.Library, test func(r *rig)) {
 	t.Helper()
-	dir := t.TempDir()
+	// In memory where that can be: the sweep starts some thousand plugins, and
+	// each waits for its state to be on disk.
+	dir, err := os.MkdirTemp("/dev/shm", "muster-")
+	if err != nil {
+		dir = t.TempDir()
+	} else {
+		t.Cleanup(func() { os.RemoveAll(dir) })
+	}
 	root := sysfs.Root(t.TempDir())
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, lib: lib, log: kernlogtest.New("boot-1"), dir: dir, boot: "boot-1", root: root}
@@ -118,6 +126,12 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	w.r.mu.Lock()
 	defer w.r.mu.Unlock()
 	return w.r.lines.Write(p)
+}
+
+func (r *rig) logged() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lines.String()
 }
 
 // settle lets everything that is under way happen.

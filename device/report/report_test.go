@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -114,10 +116,51 @@ func (p *planner) change(do func()) {
 	do()
 }
 
-func run(t *testing.T, config device.Report, test func(c *Client, cards *cards, p *planner, log *bytes.Buffer)) {
+func (p *planner) reports() []contract.CardReport {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.got)
+}
+
+func (p *planner) auth() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.tokens)
+}
+
+func (c *cards) carried() []device.Order {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.orders)
+}
+
+func (c *cards) open() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.breaker
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func run(t *testing.T, config device.Report, test func(c *Client, cards *cards, p *planner, log *lockedBuffer)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		cards, p, log := &cards{level: health.Healthy}, &planner{}, &bytes.Buffer{}
+		cards, p, log := &cards{level: health.Healthy}, &planner{}, &lockedBuffer{}
 		config.Address = "http://planner.example"
 		c, err := New(Options{Config: config, Node: "n1", Cards: cards, Log: hclog.New(&hclog.LoggerOptions{Output: log}), Transport: p})
 		must.NoError(t, err)
@@ -134,36 +177,36 @@ func run(t *testing.T, config device.Report, test func(c *Client, cards *cards, 
 
 func TestReports(t *testing.T) {
 	t.Parallel()
-	run(t, device.Report{Token: "secret"}, func(c *Client, cards *cards, p *planner, _ *bytes.Buffer) {
-		must.Len(t, 1, p.got) // at once
-		r := p.got[0]
+	run(t, device.Report{Token: "secret"}, func(c *Client, cards *cards, p *planner, _ *lockedBuffer) {
+		must.Len(t, 1, p.reports()) // at once
+		r := p.reports()[0]
 		must.Eq(t, "n1", r.Node)
 		must.Eq(t, contract.CardHealthy, r.Cards[0].State)
 		must.Eq(t, "nvidia/gpu/X", r.Cards[0].Group)
 		must.Eq(t, "NVRM: Xid (PCI:0000:01:00): 48, x", r.Cards[0].Evidence[0].Line)
 		must.Eq(t, uint64(5), r.Cards[0].Measured.MemoryUsed)
-		must.Eq(t, "Bearer secret", p.tokens[0])
+		must.Eq(t, "Bearer secret", p.auth()[0])
 		cards.set(health.Quarantined)
 		c.Report(nil)
 		synctest.Wait()
-		must.Len(t, 2, p.got) // a change does not wait
-		must.Eq(t, contract.CardQuarantined, p.got[1].Cards[0].State)
-		must.Eq(t, r.Seq+1, p.got[1].Seq)
-		must.Eq(t, r.Reporter, p.got[1].Reporter)
+		must.Len(t, 2, p.reports()) // a change does not wait
+		must.Eq(t, contract.CardQuarantined, p.reports()[1].Cards[0].State)
+		must.Eq(t, r.Seq+1, p.reports()[1].Seq)
+		must.Eq(t, r.Reporter, p.reports()[1].Reporter)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		must.Between(t, 5, len(p.got), 7) // now and then, for orders
+		must.Between(t, 5, len(p.reports()), 7) // now and then, for orders
 		p.change(func() { p.reply.Every = 2 })
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		must.Greater(t, 20, len(p.got))
+		must.Greater(t, 20, len(p.reports()))
 	})
 }
 
 // However long the planner is away, it gets the newest state first, and soon.
 func TestPlannerIsAway(t *testing.T) {
 	t.Parallel()
-	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, log *bytes.Buffer) {
+	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, log *lockedBuffer) {
 		p.change(func() { p.down = true })
 		for i := range 1000 {
 			cards.set([]health.Level{health.Suspect, health.Draining}[i%2])
@@ -175,27 +218,27 @@ func TestPlannerIsAway(t *testing.T) {
 		p.change(func() { p.down = false })
 		time.Sleep(16 * time.Second)
 		synctest.Wait()
-		must.Len(t, 2, p.got)
-		must.Eq(t, contract.CardQuarantined, p.got[1].Cards[0].State)
-		must.Eq(t, 1, bytes.Count(log.Bytes(), []byte("cannot be told")))
-		must.Eq(t, 1, bytes.Count(log.Bytes(), []byte("told of cards again")))
+		must.Len(t, 2, p.reports())
+		must.Eq(t, contract.CardQuarantined, p.reports()[1].Cards[0].State)
+		must.Eq(t, 1, strings.Count(log.String(), "cannot be told"))
+		must.Eq(t, 1, strings.Count(log.String(), "told of cards again"))
 	})
 }
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{401: "refuses the token", 403: "refuses the token", 404: "no planner that takes card reports", 500: "answers 500"} {
-		run(t, device.Report{}, func(c *Client, _ *cards, p *planner, log *bytes.Buffer) {
+		run(t, device.Report{}, func(c *Client, _ *cards, p *planner, log *lockedBuffer) {
 			p.change(func() { p.status = status })
 			c.Report(nil)
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			must.StrContains(t, log.String(), want)
-			must.Less(t, 30, len(p.tokens)) // paced
+			must.Less(t, 30, len(p.auth())) // paced
 			p.change(func() { p.status = 0 })
 			time.Sleep(20 * time.Second)
 			synctest.Wait()
-			must.Greater(t, 1, len(p.got))
+			must.Greater(t, 1, len(p.reports()))
 		})
 	}
 }
@@ -204,17 +247,17 @@ func TestTokenFileIsReadEachTime(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	must.NoError(t, os.WriteFile(file, []byte("one\n"), 0o600))
-	run(t, device.Report{TokenFile: file}, func(c *Client, _ *cards, p *planner, _ *bytes.Buffer) {
+	run(t, device.Report{TokenFile: file}, func(c *Client, _ *cards, p *planner, _ *lockedBuffer) {
 		must.NoError(t, os.WriteFile(file, []byte("two\n"), 0o600))
 		c.Report(nil)
 		synctest.Wait()
-		must.Eq(t, []string{"Bearer one", "Bearer two"}, p.tokens)
+		must.Eq(t, []string{"Bearer one", "Bearer two"}, p.auth())
 	})
 }
 
 func TestOrders(t *testing.T) {
 	t.Parallel()
-	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, _ *bytes.Buffer) {
+	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, _ *lockedBuffer) {
 		p.change(func() {
 			p.reply = contract.CardReply{Breaker: true, Holders: map[string]contract.CardHolder{"a": {Gang: "default/x", Queue: "q", Attempt: 2}}, Orders: []contract.CardOrder{
 				{ID: "1", Kind: contract.OrderClear, Card: "a", Who: "ann", Why: "replaced", Force: true},
@@ -225,10 +268,10 @@ func TestOrders(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		must.Eq(t, []device.Order{{ID: "1", Kind: health.Clear, Card: "a", Who: "ann", Text: "replaced", Force: true},
-			{ID: "2", Kind: health.Suspicion, Card: "a", Text: "3 gangs failed", Level: health.Quarantined}}, cards.orders)
-		must.True(t, cards.breaker)
+			{ID: "2", Kind: health.Suspicion, Card: "a", Text: "3 gangs failed", Level: health.Quarantined}}, cards.carried())
+		must.True(t, cards.open())
 		must.Eq(t, "default/x", c.Holders()["a"].Gang)
-		last := p.got[len(p.got)-1]
+		last := p.reports()[len(p.reports())-1]
 		must.Len(t, 3, last.Done)
 		must.StrContains(t, last.Done[0].Error+last.Done[1].Error+last.Done[2].Error, "kind")
 
@@ -236,25 +279,25 @@ func TestOrders(t *testing.T) {
 		p.change(func() { p.reply = contract.CardReply{} })
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		must.SliceEmpty(t, p.got[len(p.got)-1].Done)
-		must.Len(t, 2, cards.orders)
-		must.False(t, cards.breaker)
+		must.SliceEmpty(t, p.reports()[len(p.reports())-1].Done)
+		must.Len(t, 2, cards.carried())
+		must.False(t, cards.open())
 	})
 }
 
 func TestNothingIsToldBeforeTheFirstLook(t *testing.T) {
 	t.Parallel()
-	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, _ *bytes.Buffer) {
-		before := len(p.got)
+	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, _ *lockedBuffer) {
+		before := len(p.reports())
 		cards.set("")
 		c.Report(nil)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		must.Len(t, before, p.got)
+		must.Len(t, before, p.reports())
 		cards.set(health.Healthy)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		must.Len(t, before+1, p.got)
+		must.Len(t, before+1, p.reports())
 	})
 }
 

@@ -8,6 +8,7 @@ package nvmltest
 import (
 	"encoding/binary"
 	"errors"
+	"maps"
 	"sort"
 	"sync"
 	"time"
@@ -30,12 +31,9 @@ type Library struct {
 	// Events are given out by waits, in order; then waits end with WaitEnds
 	// after the time that was asked for, or at once where it is an error other
 	// than TIMEOUT.
-	Events   []nvml.EventData
-	WaitEnds nvml.Return
-	// Registered are the UUIDs that are watched now.
-	Registered map[string]bool
-	Inits      int
-	Waits      int
+	Events     []nvml.EventData
+	WaitEnds   nvml.Return
+	registered map[string]bool
 	calls      map[string]int
 }
 
@@ -76,7 +74,7 @@ type Link struct {
 
 // New makes a library with these cards.
 func New(gpus ...*GPU) *Library {
-	l := &Library{GPUs: gpus, Missing: map[string]bool{}, WaitEnds: nvml.ERROR_TIMEOUT, Registered: map[string]bool{}, calls: map[string]int{}}
+	l := &Library{GPUs: gpus, Missing: map[string]bool{}, WaitEnds: nvml.ERROR_TIMEOUT, registered: map[string]bool{}, calls: map[string]int{}}
 	return l
 }
 
@@ -118,6 +116,20 @@ func (l *Library) Calls() []string {
 	return out
 }
 
+// Count tells how often a method was called.
+func (l *Library) Count(call string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.calls[call]
+}
+
+// Watched are the UUIDs of the cards whose events are watched now.
+func (l *Library) Watched() map[string]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.registered)
+}
+
 // answer counts a call and gives its scripted error.
 func (l *Library) answer(call, uuid string) nvml.Return {
 	l.mu.Lock()
@@ -154,9 +166,6 @@ func (s symbols) LookupSymbol(name string) error {
 func (l *Library) Extensions() nvml.ExtendedInterface { return symbols{l} }
 
 func (l *Library) Init() nvml.Return {
-	l.mu.Lock()
-	l.Inits++
-	l.mu.Unlock()
 	return l.answer("Init", "")
 }
 
@@ -205,7 +214,7 @@ type eventSet struct {
 
 func (l *Library) EventSetCreate() (nvml.EventSet, nvml.Return) {
 	return give(l, "EventSetCreate", "", func() nvml.EventSet {
-		l.Registered = map[string]bool{}
+		l.registered = map[string]bool{}
 		return &eventSet{l: l}
 	})
 }
@@ -214,7 +223,6 @@ func (s *eventSet) Free() nvml.Return { return s.l.answer("EventSetFree", "") }
 
 func (s *eventSet) Wait(ms uint32) (nvml.EventData, nvml.Return) {
 	s.l.mu.Lock()
-	s.l.Waits++
 	s.l.calls["EventSetWait"]++
 	if s.l.WaitEnds != nvml.ERROR_TIMEOUT {
 		defer s.l.mu.Unlock()
@@ -232,7 +240,7 @@ func (s *eventSet) Wait(ms uint32) (nvml.EventData, nvml.Return) {
 }
 
 func (g *GPU) RegisterEvents(_ uint64, _ nvml.EventSet) nvml.Return {
-	_, ret := give(g.lib, "RegisterEvents", g.UUID, func() struct{} { g.lib.Registered[g.UUID] = true; return struct{}{} })
+	_, ret := give(g.lib, "RegisterEvents", g.UUID, func() struct{} { g.lib.registered[g.UUID] = true; return struct{}{} })
 	return ret
 }
 
