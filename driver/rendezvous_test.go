@@ -24,7 +24,7 @@ func TestTakenPortIsMoved(t *testing.T) {
 			var tr *trial
 			if launcher == contract.LauncherTorchrun {
 				needTorch(t)
-				tr = newTrial(t, 2, map[string]any{"script": "local/allreduce.py", "nproc_per_node": 1}, withExample(t, "allreduce.py"))
+				tr = newTrial(t, 2, map[string]any{"script": "local/s.py", "nproc_per_node": 1}, withScript(t, "s.py", "print('every sum right', flush=True)\n"))
 			} else {
 				tr = newTrial(t, 2, ranksConfig(t, "-steps", "5"))
 			}
@@ -99,7 +99,8 @@ func TestTorchrunsAtOneStoreStayApart(t *testing.T) {
 func TestHostIsDecidedByTheRecord(t *testing.T) {
 	needTorch(t)
 	t.Parallel()
-	tr := newTrial(t, 2, map[string]any{"script": "local/allreduce.py", "nproc_per_node": 1}, withExample(t, "allreduce.py"))
+	const script = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'store', os.environ['MASTER_ADDR'], flush=True)\n"
+	tr := newTrial(t, 2, map[string]any{"script": "local/s.py", "nproc_per_node": 1}, withScript(t, "s.py", script))
 	tr.start()
 	tr.place(1)
 	tr.freeze()
@@ -110,7 +111,7 @@ func TestHostIsDecidedByTheRecord(t *testing.T) {
 	tr.planner.Write(tr.record)
 	for i, m := range tr.members {
 		must.Eq(t, 0, tr.wait(i).ExitCode)
-		m.log.await(t, tr.ctx, fmt.Sprintf("rank %d of 2", 1-i)) // counted from the host on
+		m.log.await(t, tr.ctx, fmt.Sprintf("rank %d of 2 store 127.0.0.2", 1-i)) // counted from the host on
 	}
 }
 

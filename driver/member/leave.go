@@ -193,6 +193,21 @@ func (m *Member) followPeers(now time.Time, todo *actions) {
 	}
 }
 
+// peerBefore names a member that had ended in a way that stops the others
+// before a time; empty: none is known.
+func (m *Member) peerBefore(at time.Time) string {
+	if m.record == nil {
+		return ""
+	}
+	for _, peer := range m.record.Members {
+		r := m.sight.Reports[rendezvous.MemberKey(peer.Alloc, peer.Task)]
+		if peer.Index != m.index && r.Exit != nil && stopsOthers(r.Exit.Outcome) && r.Exit.At.Before(at) {
+			return fmt.Sprintf("member %d on %s ended: %s", peer.Index, peer.Node, r.Exit.Text)
+		}
+	}
+	return ""
+}
+
 // stopsOthers tells whether a member that ended so makes the others' work
 // pointless.
 func stopsOthers(o contract.Outcome) bool {
@@ -252,12 +267,15 @@ func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
 			x.Outcome, x.Text = contract.OutcomeComplete, "all ranks ended with 0"
 			break
 		}
-		x.Outcome, x.Text, x.Asked = m.ended.outcome, m.ended.text, m.ended.outcome == contract.OutcomeKilled
+		x.Outcome, x.Text, x.Asked, x.At = m.ended.outcome, m.ended.text, m.ended.outcome == contract.OutcomeKilled, m.endedAt
 		if m.ended.rank >= 0 {
 			x.Rank = m.ended.rank
 		}
 	case x.Asked:
 		m.concludeAsked(&x)
+	case first != nil && first.code == 1 && m.peerBefore(first.at) != "":
+		// A rank whose peer went away ends with an exception.
+		x.Outcome, x.Text = contract.OutcomePeer, m.peerBefore(first.at)
 	case first != nil:
 		x.Outcome, x.Text = contract.OutcomeFailed, fmt.Sprintf("rank %d ended %s", number, how(first.code, first.signal))
 		if x.OOM {

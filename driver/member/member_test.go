@@ -550,6 +550,23 @@ func TestPeerThatFailsStopsTheOthers(t *testing.T) {
 	}
 }
 
+// The peer's end is known, and happened before the rank lost its connection.
+func TestExceptionAfterAPeersEndIsThePeers(t *testing.T) {
+	for code, want := range map[int]contract.Outcome{1: contract.OutcomePeer, 42: contract.OutcomeFailed} {
+		l := newLife(t)
+		l.running()
+		l.now = l.now.Add(time.Second)
+		l.rankEnds(0, code, 0)
+		l.seen.Reports = map[string]contract.Report{"a1.t": {State: contract.StateEnded, Exit: &contract.Exit{Outcome: contract.OutcomeHung, Text: "rank 3 hangs", At: epoch}}}
+		l.now = l.now.Add(time.Second)
+		l.step(Saw{l.seen})
+		l.rankEnds(1, 0, 15)
+		l.launcherEnds(1, 0)
+		l.step(Cleared{})
+		must.Eq(t, want, l.exit.Outcome)
+	}
+}
+
 // A report that vanishes from Consul is not yet a member that vanished.
 func TestPeerThatVanishesIsAsked(t *testing.T) {
 	l := newLife(t)

@@ -92,9 +92,10 @@ const EvidenceFile = "hang.txt"
 // installed. It ends up in the start's folder, and in the task's log in short.
 func (s *supervisor) keepEvidence(why string) {
 	l := s.current()
-	if l == nil {
+	if l == nil || l.examined {
 		return
 	}
+	l.examined = true
 	lives := l.lives()
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n", time.Now().UTC().Format(time.RFC3339), why)
@@ -120,7 +121,7 @@ func (s *supervisor) keepEvidence(why string) {
 		}
 	}
 	s.stderr.Write([]byte(short))
-	if number, text := hang.Suspect(lives); number >= 0 {
+	if number, text := hang.Suspect(lives); number >= 0 && !strings.HasPrefix(why, "rank ") {
 		s.tell(fmt.Sprintf("rank %d is the one to look at: %s", number, text))
 	}
 	path := filepath.Join(string(s.start), EvidenceFile)

@@ -37,6 +37,8 @@ type launch struct {
 	input   torchrun.Input
 	planned torchrun.Launch
 	tail    *logpipe.Tail // of the launcher's standard error
+	// examined says that the evidence of a hang was kept; the loop's own.
+	examined bool
 
 	mu    sync.Mutex
 	ranks map[int]*rankProcess
