@@ -59,6 +59,14 @@ func TestExamples(t *testing.T) {
 			}
 			job, err := l.nomad.Jobs().ParseHCL(string(text), true)
 			must.NoError(t, err)
+			for _, g := range job.TaskGroups {
+				for _, task := range g.Tasks {
+					// Where an earlier run's checkpoint would be gone on from.
+					if dir, ok := task.Config["checkpoint"].(string); ok {
+						t.Cleanup(func() { _ = os.RemoveAll(dir) })
+					}
+				}
+			}
 			path, err := filepath.Abs(file)
 			must.NoError(t, err)
 			r, err := l.Muster(ctx, "job", "run", "-detach", path)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,15 +31,19 @@ func TestExitCodeIsRecorded(t *testing.T) {
 	must.Eq(t, 3, g.Exit.Rank)
 	must.Eq(t, 1, g.Exit.Member)
 	must.NoError(t, l.awaitEmpty(ctx))
-	codes := map[int]int{}
+	var codes []int
 	for _, a := range l.allocations(ctx, t, "fails") {
 		for _, e := range a.TaskStates["train"].Events {
 			if e.Type == api.TaskTerminated {
-				codes[e.ExitCode]++
+				codes = append(codes, e.ExitCode)
 			}
 		}
 	}
-	must.Eq(t, map[int]int{42: 1, contract.CodePeer: 1}, codes)
+	must.Len(t, 2, codes)
+	must.SliceContains(t, codes, 42)
+	// The other member was stopped by its peer's end, or by the planner, whoever
+	// was quicker.
+	must.True(t, slices.Contains(codes, contract.CodePeer) || slices.Contains(codes, contract.CodeAsked), must.Sprint(codes))
 	startedOnce(t, dir, 1, 4)
 }
 

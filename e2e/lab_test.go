@@ -74,6 +74,9 @@ func start(t *testing.T, o trial.Options) *lab {
 	defer cancel()
 	cluster, err := trial.Start(ctx, o)
 	must.NoError(t, err)
+	suite.mu.Lock()
+	suite.open = append(suite.open, cluster)
+	suite.mu.Unlock()
 	client, err := api.NewClient(&api.Config{Address: cluster.NomadAddr})
 	must.NoError(t, err)
 	return &lab{Cluster: cluster, nomad: client}
@@ -129,6 +132,14 @@ func (l *lab) keep(t *testing.T) {
 	for _, path := range logs {
 		if data, err := os.ReadFile(path); err == nil {
 			_ = os.WriteFile(filepath.Join(into, filepath.Base(filepath.Dir(path))+"-"+filepath.Base(path)), data, 0o644)
+		}
+	}
+	// Not the pipes beside them: to read one waits for a writer.
+	outputs, _ := filepath.Glob(filepath.Join(l.Dir, "*", "data", "alloc", "*", "alloc", "logs", "*.std*.[0-9]*"))
+	for _, path := range outputs {
+		if data, err := os.ReadFile(path); err == nil && len(data) > 0 {
+			alloc := filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(path))))
+			_ = os.WriteFile(filepath.Join(into, alloc+"-"+filepath.Base(path)), data, 0o644)
 		}
 	}
 	for name, url := range map[string]string{

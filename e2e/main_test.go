@@ -27,7 +27,8 @@ var suite struct {
 	nomadCLI string   // the real command line; empty: none
 
 	mu      sync.Mutex
-	shared  *lab // see shared
+	shared  *lab             // see shared
+	open    []*trial.Cluster // all that were started
 	results []result
 }
 
@@ -42,12 +43,19 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	// A test binary that is interrupted takes its clusters down too.
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	// A suite that is interrupted takes its clusters down too.
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
 	go func() {
-		<-ctx.Done()
-		closeShared()
+		<-interrupted
+		cancel()
+		suite.mu.Lock()
+		for _, c := range suite.open {
+			_ = c.Close()
+		}
+		os.Exit(130)
 	}()
 	if err := prepare(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)

@@ -211,7 +211,7 @@ func (l *lab) awaitEmpty(ctx context.Context) error {
 }
 
 func (l *lab) empty(ctx context.Context) error {
-	list, _, err := l.nomad.Allocations().List(&api.QueryOptions{Namespace: "*"})
+	list, _, err := l.nomad.Allocations().List((&api.QueryOptions{Namespace: "*"}).WithContext(ctx))
 	if err != nil {
 		return err
 	}

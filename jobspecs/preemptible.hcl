@@ -98,6 +98,7 @@ job "preemptible" {
                   dist.barrier()  # nobody counts it as saved before it is
 
 
+          loss = torch.zeros(1, device=device)  # stays, where the last step is saved already
           for step in range(first, args.steps + 1):
               if step == args.fail_step and rank == args.fail_rank and first == 1:
                   print(f"rank {rank} fails at step {step}, as told", flush=True)
