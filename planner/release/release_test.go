@@ -172,6 +172,14 @@ func startConsul() error {
 
 func TestConsul(t *testing.T) {
 	t.Parallel()
+	// A key whose session was destroyed cannot be locked again for 15 s: each run
+	// has a gang of its own.
+	gang := contract.GangID{Region: "global", Namespace: "default", Job: fmt.Sprintf("train/%d", time.Now().UnixNano())}
+	record := func(attempt int, phase contract.Phase, members int) *contract.Record {
+		r := record(attempt, phase, members)
+		r.Gang = gang
+		return r
+	}
 	c, raw := realConsul(t)
 	ctx := context.Background()
 	must.NoError(t, c.Ping(ctx))
@@ -230,7 +238,7 @@ func TestConsul(t *testing.T) {
 	must.NoError(t, err)
 	must.NotNil(t, pair)
 	must.NoError(t, c.Remove(ctx, gang, 3))
-	keys, _, err := raw.KV().Keys(contract.ConsulPrefix, "", nil)
+	keys, _, err := raw.KV().Keys(strings.TrimSuffix(gang.RecordKey(), "record"), "", nil)
 	must.NoError(t, err)
 	must.Len(t, 0, keys)
 	entry, _, err := raw.Session().Info(session, nil)
