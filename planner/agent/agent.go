@@ -51,6 +51,9 @@ type Options struct {
 	// (10 s).
 	Timing nomad.Timing
 	Slow   time.Duration
+	// DescribeAfter is how long a gang is refused or waits before its job gets a
+	// description for Nomad's UI (10 s).
+	DescribeAfter time.Duration
 	// Channel takes the place of Consul and signals; nil: those.
 	Channel Channel
 	// Before, if set, is asked before every call to Nomad and Consul; its error
@@ -77,6 +80,8 @@ type Agent struct {
 	feed    *httpapi.Feed
 	metrics *metrics
 	slow    time.Duration
+	// describeAfter: see Options.
+	describeAfter time.Duration
 
 	inbox inbox
 
@@ -103,6 +108,9 @@ func New(o Options) (*Agent, error) {
 	}
 	if a.slow == 0 {
 		a.slow = 10 * time.Second
+	}
+	if a.describeAfter = o.DescribeAfter; a.describeAfter == 0 {
+		a.describeAfter = 10 * time.Second
 	}
 	if o.Registry == nil {
 		o.Registry = prometheus.NewRegistry()

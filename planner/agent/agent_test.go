@@ -14,6 +14,7 @@ import (
 	"github.com/nomad-muster/muster/internal/nomadsim"
 	"github.com/nomad-muster/muster/planner/agent"
 	"github.com/nomad-muster/muster/planner/config"
+	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/release/releasetest"
 	"github.com/nomad-muster/muster/planner/view"
@@ -22,14 +23,16 @@ import (
 
 // bench is a simulated cluster with virtual nodes, and planners on it.
 type bench struct {
-	t       testing.TB
-	sim     *nomadsim.Cluster
-	members *members
-	agent   *agent.Agent
-	stop    context.CancelFunc
-	done    chan error
-	cfg     *config.Config
-	before  func(string) error
+	t        testing.TB
+	sim      *nomadsim.Cluster
+	members  *members
+	agent    *agent.Agent
+	stop     context.CancelFunc
+	done     chan error
+	cfg      *config.Config
+	before   func(string) error
+	describe time.Duration
+	decider  core.Decider
 	// patience of until; 0: 30 s.
 	patience time.Duration
 }
@@ -75,7 +78,7 @@ func (b *bench) start() *bench {
 	}
 	log := slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: level}))
 	var err error
-	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before}
+	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Slow: 500 * time.Millisecond, DescribeAfter: b.describe, Decider: b.decider}
 	if b.members.channel != nil {
 		opts.Channel = b.members.channel
 	}

@@ -54,8 +54,15 @@ func (a *Agent) Register(ctx context.Context, by httpapi.Caller, raw json.RawMes
 	key := picture.Key{Namespace: job.Namespace, Job: job.ID}
 	a.mu.RLock()
 	e := a.state.gangs[key]
-	update := e != nil && e.gang.Saved.Phase != lifecycle.Over
+	update, owner := e != nil && e.gang.Saved.Phase != lifecycle.Over, ""
+	if update {
+		owner = e.gang.UserName()
+	}
 	a.mu.RUnlock()
+	if owner != "" && owner != by.Name && by.Role != view.RoleOperator {
+		return view.Submitted{}, &view.Error{Code: view.CodeConflict, Operation: "register job", Object: key.String(), Cause: fmt.Sprintf("a gang of this name is %s's and is not over", owner),
+			Hint: "choose another name, or have its owner or an operator stop it"}
+	}
 	r := nomad.Registration{Job: raw, EnforceIndex: source.ModifyIndex, Fresh: source.EnforceIndex && source.ModifyIndex == 0}
 	if !source.EnforceIndex {
 		r.EnforceIndex = 0

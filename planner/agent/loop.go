@@ -38,7 +38,8 @@ func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
 		a.mu.Lock()
 		a.receive(a.inbox.take())
 		var snapshot *core.Snapshot
-		if a.state.whole && a.state.loaded {
+		// A picture that cannot be trusted is not acted on.
+		if a.state.whole && a.state.loaded && a.state.contact.OK {
 			a.step(ctx, now, run)
 			if a.due(now) {
 				snapshot = a.snapshot(now)
@@ -217,7 +218,7 @@ func (a *Agent) next(now time.Time) time.Duration {
 			wait = d
 		}
 	}
-	if !s.whole || !s.loaded {
+	if !s.whole || !s.loaded || !s.contact.OK {
 		return wait
 	}
 	for _, e := range s.gangs {

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/nomadsim/store"
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/decide"
 	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/nomad/jobspec"
 	"github.com/nomad-muster/muster/planner/view"
@@ -402,4 +405,86 @@ func TestShortPlacementIsTakenBack(t *testing.T) {
 	must.Eq(t, 0, b.members.launches("default/g", 1))
 	g := b.stage("g", contract.StageComplete)
 	must.Eq(t, 2, g.Attempt)
+}
+
+// A held job that cannot run says so in Nomad's UI, where it would read
+// "failed" otherwise; the description is gone once it runs.
+func TestDescription(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2, 1)
+	b.describe = 30 * time.Millisecond
+	b.start()
+	b.submit(job{id: "big", count: 3, cards: 1})
+	b.eventually("the job is described", func() bool {
+		j := b.jobInfo("big")
+		return j.UI != nil && strings.Contains(j.UI.Description, "Muster: refused") && j.IsHeld()
+	})
+	version := b.jobInfo("big").Version
+	b.stop()
+	b.start() // a planner that starts again knows its own version
+	b.stage("big", contract.StageRefused)
+	time.Sleep(100 * time.Millisecond)
+	must.Eq(t, version, b.jobInfo("big").Version)
+	b.submit(job{id: "big", count: 2, cards: 1, args: []string{"run=10ms"}})
+	g := b.stage("big", contract.StageComplete)
+	must.Eq(t, 1, g.Attempt)
+	must.Nil(t, b.jobInfo("big").UI)
+}
+
+// The same name by another user is refused while the first one's gang lives.
+func TestNameIsTaken(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2, 1).start()
+	spec := job{id: "g", count: 1, cards: 1}
+	b.submit(spec)
+	b.stage("g", contract.StageTraining)
+	b.until("g", "alice's", func(g view.Gang) bool { return g.User == "alice" })
+	_, err := b.agent.Register(context.Background(), httpapi.Caller{Name: "bob", Role: view.RoleSubmitter}, spec.json(), view.Submission{})
+	var refused *view.Error
+	must.True(t, errors.As(err, &refused))
+	must.Eq(t, view.CodeConflict, refused.Code)
+	must.StrContains(t, refused.Error(), "alice")
+	must.Eq(t, 1, len(b.allocs("g")))
+	b.submit(spec) // her own update is none
+}
+
+// evicting asks one gang to leave, once it runs, for another that waits.
+type evicting struct {
+	core.Decider
+	victim core.GangID
+	done   atomic.Bool
+}
+
+func (d *evicting) Decide(s *core.Snapshot) *core.Plan {
+	p := d.Decider.Decide(s)
+	for _, g := range s.Gangs {
+		if g.ID == d.victim && g.State == core.GangRunning && !g.Released.IsZero() && d.done.CompareAndSwap(false, true) {
+			p.Evictions = append(p.Evictions, core.Eviction{Gang: g.ID, Attempt: g.Attempt, Kind: core.EvictReclaim, Grace: time.Minute, Why: "its cards are taken back"})
+		}
+	}
+	return p
+}
+
+// An eviction is asked first: the members save and leave, nothing counts as a
+// failure, and the gang is back in its queue with its old place.
+func TestEviction(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2, 1)
+	b.decider = &evicting{Decider: decide.New(), victim: "default/g"}
+	b.start()
+	b.submit(job{id: "g", count: 2, cards: 1})
+	g := b.until("g", "training again", func(g view.Gang) bool { return g.Attempt == 2 && g.Stage == contract.StageTraining })
+	first := g.Detail.Attempts[0]
+	must.Eq(t, contract.OutcomeCheckpointed, first.Exit.Outcome)
+	must.StrContains(t, first.Exit.Text, "member")
+	must.Eq(t, g.Submitted, g.Detail.Stages[0].Entered)
+	must.Eq(t, 2, b.live("g"))
+}
+
+func TestNotCarriedYet(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2, 1).start()
+	b.submit(job{id: "s", count: 1, cards: 1, more: func(j map[string]any) { j["Type"] = "service" }})
+	g := b.stage("s", contract.StageRefused)
+	must.StrContains(t, g.Sentence, "services are not admitted")
 }

@@ -15,13 +15,9 @@ import (
 // eventsKept of each gang.
 const eventsKept = 64
 
-// describeAfter is how long a gang is queued before its job gets a description
-// for Nomad's UI, which makes a version of the job; describeEvery bounds how
-// often that is renewed.
-const (
-	describeAfter = 10 * time.Second
-	describeEvery = 5 * time.Minute
-)
+// describeEvery bounds how often a job's description for Nomad's UI is renewed:
+// each makes a version of the job.
+const describeEvery = 5 * time.Minute
 
 // publish makes an event known, and the gang's index move.
 func (a *Agent) publish(e *entry, event view.Event) {
@@ -92,7 +88,7 @@ func (a *Agent) describe(_ context.Context, now time.Time, run func(*entry, []li
 	s := &a.state
 	for _, key := range s.order() {
 		e := s.gangs[key]
-		if e.busy || e.dirty || !e.decided || e.gang.Saved.Phase != lifecycle.Waiting || now.Sub(e.reasonAt) < describeAfter || now.Sub(e.describedAt) < describeEvery || e.describedFor == e.verdict.Reason {
+		if e.busy || e.dirty || !e.decided || e.gang.Saved.Phase != lifecycle.Waiting || now.Sub(e.reasonAt) < a.describeAfter || now.Sub(e.describedAt) < describeEvery || e.describedFor == e.verdict.Reason {
 			continue
 		}
 		if e.verdict.Action != core.ActionWait && e.verdict.Action != core.ActionRefuse {

@@ -379,7 +379,20 @@ func (g *Gang) read() {
 	g.groups = g.User.Groups()
 	g.Meta, g.Faults = g.User.Want(g.set.CardTypes)
 	queue, faults := g.set.Queue(g.User.Meta[contract.MetaQueue], g.ID.Namespace)
+	g.Faults = append(g.Faults, notCarried(g.User)...)
 	g.queue, g.Faults = cmp.Or(queue, g.User.Meta[contract.MetaQueue]), append(g.Faults, faults...)
+}
+
+// notCarried are faults of what this planner cannot run as a gang yet.
+func notCarried(job *jobspec.Job) []contract.Fault {
+	switch {
+	case job.Type == "service":
+		return []contract.Fault{{Field: "type", Value: job.Type, Want: "batch: services are not admitted by the planner yet"}}
+	case job.Dispatched || job.ParentID != "":
+		return []contract.Fault{{Field: "job", Value: job.ID, Want: "a job of its own: Nomad does not let a dispatched or periodic job's child be registered again, " +
+			"and the planner does not run it as a twin yet; submit it as a job"}}
+	}
+	return nil
 }
 
 // QueueName is the queue that the gang belongs to; "": none.
