@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -214,4 +215,31 @@ func TestExecInTheTask(t *testing.T) {
 	must.NoError(t, err)
 	must.Eq(t, 3, r.ExitCode)
 	must.Eq(t, "yes [] "+filepath.Join(tr.members[0].dir, "train")+"\n", out.String())
+}
+
+// C23: what a killed supervisor held does not keep the next attempt waiting.
+func TestNextAttemptAfterACrashStartsAtOnce(t *testing.T) {
+	t.Parallel()
+	tr := newTrial(t, 1, ranksConfig(t, "-steps", "100000", "-step-time", "10ms"))
+	tr.run()
+	tr.members[0].log.await(t, tr.ctx, "started at")
+	tr.again() // nobody cleans up after it
+	pids := shimsOf(tr.members[0].cfg.AllocID)
+	must.SliceLen(t, 1, pids)
+	pid, err := strconv.Atoi(pids[0])
+	must.NoError(t, err)
+	must.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	crashed := time.Now()
+
+	next := newTrial(t, 1, ranksConfig(t, "-steps", "3"))
+	next.gang, next.planner = tr.gang, tr.planner
+	cfg := taskConfig(t, tr.gang, "n1", ranksConfig(t, "-steps", "3"))
+	next.members = []*trialMember{newMember(t, cfg)}
+	next.start()
+	next.place(2)
+	next.release()
+	must.Eq(t, 0, next.wait(0).ExitCode)
+	must.Less(t, 10*time.Second, time.Since(crashed))
+	must.NoError(t, tr.plugin.RecoverTask(tr.members[0].handle)) // the first attempt is cleaned up too
+	must.Eq(t, contract.OutcomeLost, tr.exit(0).Outcome)
 }

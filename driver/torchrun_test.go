@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -202,4 +203,48 @@ func launcherOf(id string) (pids []int, err error) {
 		}
 	}
 	return pids, err
+}
+
+// C22 with torchrun: one member's launcher is killed, and the other, whose
+// torchrun would wait for long, is ended within seconds.
+func TestPeersOfADeadLauncherStop(t *testing.T) {
+	needTorch(t)
+	t.Parallel()
+	tr := newTrial(t, 2, map[string]any{"script": "local/s.py", "nproc_per_node": 1}, withScript(t, "s.py", "import time\nprint('ready', flush=True)\ntime.sleep(300)\n"))
+	tr.run()
+	for _, m := range tr.members {
+		m.log.await(t, tr.ctx, "ready")
+	}
+	pids, err := launcherOf(tr.members[1].cfg.ID)
+	must.NoError(t, err)
+	for _, pid := range pids {
+		must.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	killed := time.Now()
+	must.Eq(t, contract.OutcomePeer, tr.exit(0).Outcome)
+	must.Less(t, 10*time.Second, time.Since(killed))
+	must.StrContains(t, tr.exit(0).Text, "member 1 on n2 ended")
+	must.Eq(t, contract.CodePeer, tr.wait(0).ExitCode)
+}
+
+// IPv6: the store at ::1.
+func TestTorchrunOverIPv6(t *testing.T) {
+	needTorch(t)
+	if l, err := net.Listen("tcp6", "[::1]:0"); err != nil {
+		t.Skip("no IPv6 here: ", err)
+	} else {
+		l.Close()
+	}
+	t.Parallel()
+	tr := newTrial(t, 2, map[string]any{"script": "local/s.py", "nproc_per_node": 1}, withScript(t, "s.py", "import os\nprint('store', os.environ['MASTER_ADDR'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"))
+	tr.start()
+	tr.place(1)
+	tr.freeze()
+	tr.record.Worlds[0].Host = "::1"
+	tr.planner.Write(tr.record)
+	for i, m := range tr.members {
+		must.Eq(t, 0, tr.wait(i).ExitCode)
+		m.log.await(t, tr.ctx, "of 2")
+		t.Log(m.log.text())
+	}
 }

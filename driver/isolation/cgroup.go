@@ -336,7 +336,7 @@ func removeTree(dir string) error {
 	pause := time.Millisecond
 	for {
 		err := removeOnce(dir)
-		if !errors.Is(err, unix.EBUSY) || pause > 500*time.Millisecond {
+		if !errors.Is(err, unix.EBUSY) || pause > 3*time.Second {
 			return err
 		}
 		time.Sleep(pause)

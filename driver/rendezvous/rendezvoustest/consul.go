@@ -124,7 +124,7 @@ func (a *Agent) Up() error {
 		}
 	}
 	a.kill()
-	return fmt.Errorf("Consul was not ready within 30 s:\n%s", log.String())
+	return fmt.Errorf("start Consul: not ready within 30 s:\n%s", log.String())
 }
 
 // Down kills the agent.
