@@ -147,6 +147,9 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		Python: config.Python, Interface: config.Interface, PortLow: config.PortLow, PortHigh: config.PortHigh,
 		Isolated: isolated, Cgroup: strings.NewReplacer("/", ".", " ", "_").Replace(cfg.ID),
 	}
+	for _, d := range cfg.Devices {
+		s.Devices = append(s.Devices, d.HostPath)
+	}
 	if r := cfg.Resources; r != nil {
 		s.MemoryBytes, s.NomadCgroup = r.LinuxMemoryLimitBytes, r.CPUSetCgroup
 		if r.MemoryMaxMB > 0 {

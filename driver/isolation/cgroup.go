@@ -106,6 +106,8 @@ type Cgroup struct {
 	Track string `json:"track"`
 	// Memory is where the memory limit and the count of kills are; may be Track.
 	Memory string `json:"memory,omitempty"`
+	// Devices bounds which devices may be opened; empty: nothing does.
+	Devices string `json:"devices,omitempty"`
 	// Extra are further cgroups that processes enter, made by others (Nomad's
 	// cpuset of version 1).
 	Extra []string `json:"extra,omitempty"`
@@ -196,6 +198,9 @@ func (c *Cgroup) EnterThread() (back func() error, err error) {
 	dirs := append([]string{c.Track}, c.Extra...)
 	if c.Memory != "" && c.Memory != c.Track {
 		dirs = append(dirs, c.Memory)
+	}
+	if c.Devices != "" {
+		dirs = append(dirs, c.Devices)
 	}
 	var undo []string
 	back = func() error {
@@ -313,7 +318,7 @@ func (c *Cgroup) OOMKills() int {
 
 // Remove removes the cgroups that New made; they must be empty.
 func (c *Cgroup) Remove() error {
-	dirs := []string{c.Memory}
+	dirs := []string{c.Memory, c.Devices}
 	if !c.Foreign {
 		dirs = append(dirs, c.Track)
 	}

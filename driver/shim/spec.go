@@ -70,6 +70,9 @@ type Spec struct {
 	Cgroup      string `json:"cgroup,omitempty"`
 	NomadCgroup string `json:"nomad_cgroup,omitempty"`
 	MemoryBytes int64  `json:"memory_bytes,omitempty"`
+	// Devices that the reservation grants, as paths on the host; nil with cards
+	// granted by their ids alone: then nothing is denied.
+	Devices []string `json:"devices,omitempty"`
 }
 
 // User that ranks run as.

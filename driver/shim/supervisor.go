@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -112,6 +113,11 @@ func newSupervisor(spec Spec) (*supervisor, error) {
 	if spec.Isolated {
 		if s.cgroup, err = isolation.Detect().New(spec.Cgroup, spec.NomadCgroup, isolation.Limits{MemoryBytes: spec.MemoryBytes}); err != nil {
 			return nil, fmt.Errorf("isolate the task: %w; isolation = \"none\" does without", err)
+		}
+		if len(spec.Cards) == 0 || len(spec.Devices) > 0 {
+			if err = isolation.Detect().DenyCards(s.cgroup, spec.Cgroup, "/dev", spec.Devices); err != nil {
+				return nil, errors.Join(fmt.Errorf("keep other tasks' cards from the task: %w; isolation = \"none\" does without", err), s.cgroup.Remove())
+			}
 		}
 	}
 	// Out of memory, the ranks go first: the supervisor is what tells of it.
