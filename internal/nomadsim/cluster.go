@@ -64,6 +64,7 @@ type Cluster struct {
 	listener net.Listener
 	server   *http.Server
 	url      string
+	client   *api.Client
 	conns    connCount
 
 	moves  atomic.Uint64 // what was set going so far
@@ -163,6 +164,9 @@ func (c *Cluster) listen() error {
 	}
 	c.listener = l
 	c.url = "http://" + l.Addr().String()
+	if c.client, err = api.NewClient(&api.Config{Address: c.url}); err != nil {
+		return fmt.Errorf("make a client of the simulated Nomad API: %w", err)
+	}
 	c.server = &http.Server{Handler: c.handler(), ReadHeaderTimeout: 30 * time.Second, ConnContext: c.conns.context, ConnState: c.conns.state}
 	c.wg.Add(1)
 	go func() {
@@ -175,14 +179,9 @@ func (c *Cluster) listen() error {
 // URL is where the API listens, as NOMAD_ADDR wants it.
 func (c *Cluster) URL() string { return c.url }
 
-// Client is a client of Nomad's own library for the cluster.
-func (c *Cluster) Client() *api.Client {
-	client, err := api.NewClient(&api.Config{Address: c.url})
-	if err != nil {
-		panic(err) // the address is ours and well formed
-	}
-	return client
-}
+// Client is a client of Nomad's own library for the cluster. It is one and the same each time: a client has connections
+// of its own, and the cluster takes so many from one address only.
+func (c *Cluster) Client() *api.Client { return c.client }
 
 // Clock is the cluster's clock.
 func (c *Cluster) Clock() clock.Clock { return c.clock }

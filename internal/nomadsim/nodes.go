@@ -1,9 +1,11 @@
 package nomadsim
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/nomad/api"
 
@@ -194,10 +196,11 @@ func (q *request) nodePools(string) (any, error) {
 }
 
 func (q *request) nodePoolWrite() (any, error) {
-	var p wire.NodePool
-	if err := q.decode(&p); err != nil {
+	var body api.NodePool // whose durations may be text
+	if err := q.decode(&body); err != nil {
 		return nil, err
 	}
+	p := wire.NodePool{Name: body.Name, Description: body.Description, Meta: body.Meta, NodeIdentityTTL: cmp.Or(body.NodeIdentityTTL, 24*time.Hour)}
 	if p.Name == "" {
 		return nil, fail(http.StatusBadRequest, "missing node pool name")
 	}

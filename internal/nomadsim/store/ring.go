@@ -31,7 +31,8 @@ func newItem(e *wire.Events) *item {
 	return &item{events: e, ready: make(chan struct{}), dropped: make(chan struct{})}
 }
 
-// NewRing makes a ring of the given number of lines.
+// NewRing makes a ring of the given number of lines. As on a real server the empty first item counts as one until it
+// leaves, so that a full ring holds one more.
 func NewRing(size int) *Ring {
 	if size < 1 {
 		size = 1
@@ -82,17 +83,21 @@ func (r *Ring) Subscribe(index uint64) *Subscription {
 
 // Next waits for a line. It returns ErrDropped when the reader was too slow.
 func (s *Subscription) Next(ctx context.Context) (*wire.Events, error) {
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-s.at.ready:
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.at.ready:
+		}
+		next := s.at.next
+		select {
+		case <-next.dropped:
+			return nil, ErrDropped
+		default:
+		}
+		s.at = next
+		if len(next.events.Events) > 0 { // not the empty first item
+			return next.events, nil
+		}
 	}
-	next := s.at.next
-	select {
-	case <-next.dropped:
-		return nil, ErrDropped
-	default:
-	}
-	s.at = next
-	return next.events, nil
 }
