@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -62,7 +63,10 @@ func main() {
 
 // serve speaks Nomad's plugin protocol until the agent ends.
 func serve() {
-	debug.SetGCPercent(50) // a plugin lives beside the work: rather a little time than memory
+	// A plugin lives beside the work: rather a little time than memory. What
+	// the start needed is given back once it is over.
+	debug.SetGCPercent(30)
+	time.AfterFunc(15*time.Second, debug.FreeOSMemory)
 	log := base.NewLogger("nomad-device-gpu")
 	p := device.New(build, log)
 	defer p.Close()

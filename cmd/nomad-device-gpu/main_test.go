@@ -29,11 +29,14 @@ func TestMain(m *testing.M) {
 }
 
 // launch starts the plugin in the order in which Nomad's client does.
-func launch(t *testing.T, config map[string]any) *host.Device {
+func launch(t testing.TB, config map[string]any) *host.Device {
 	t.Helper()
 	dir := t.TempDir()
 	self, err := os.Executable()
 	must.NoError(t, err)
+	if built := os.Getenv("MUSTER_PLUGIN"); built != "" { // a binary as it is shipped
+		self = built
+	}
 	must.NoError(t, os.Symlink(self, filepath.Join(dir, contract.DevicePluginName)))
 	log := hclog.New(&hclog.LoggerOptions{Output: testWriter{t}, Level: hclog.Info})
 	plugins, err := host.Discover(t.Context(), host.Options{Dir: dir, Configs: []host.Config{{Name: contract.DevicePluginName, Config: config}}, Env: []string{"TEST_SERVE=1"}, Logger: log})
@@ -45,7 +48,7 @@ func launch(t *testing.T, config map[string]any) *host.Device {
 	return d
 }
 
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	if w.t.Context().Err() == nil {

@@ -419,18 +419,19 @@ func (s *State) find(key string) *Cause {
 // end removes causes, and puts the card on probation where one of them asks
 // for it.
 func (s *State) end(over func(Cause) bool, at time.Time, p Policy) {
-	var gone []string
+	var gone []Cause
 	kept := s.Causes[:0]
 	for _, c := range s.Causes {
 		if !over(c) {
 			kept = append(kept, c)
 		} else if c.Probation {
-			gone = append(gone, c.Text)
+			gone = append(gone, c)
 		}
 	}
 	s.Causes = kept
 	if len(gone) > 0 && p.Probation > 0 {
-		s.cause(Cause{Key: "probation", Level: Suspect, Until: UntilTime, Ends: at.Add(p.Probation), Text: "on probation after " + gone[0]}, Event{At: at})
+		sortCauses(gone)
+		s.cause(Cause{Key: "probation", Level: Suspect, Until: UntilTime, Ends: at.Add(p.Probation), Text: "on probation after: " + gone[0].Text}, Event{At: at})
 	}
 }
 

@@ -44,7 +44,7 @@ func TestScripts(t *testing.T) {
 	for name, script := range map[string][]step{
 		// C07, the three scripts.
 		"a mild event does not wipe out a fatal one": {{code(79, sec(10)), Quarantined, "Xid 79"}, {code(31, sec(12)), Quarantined, "Xid 79"}, {tick(sec(39)), Quarantined, "Xid 79"},
-			{reset(sec(40)), Suspect, "on probation after Xid 79"}, {tick(at(25 * h)), Healthy, ""}},
+			{reset(sec(40)), Suspect, "on probation after: Xid 79"}, {tick(at(25 * h)), Healthy, ""}},
 		"a program's error condemns nobody": {{code(31, sec(10)), Healthy, ""}, {code(13, sec(11)), Healthy, ""}, {code(43, sec(12)), Healthy, ""}, {code(45, sec(13)), Healthy, ""}},
 		"48 then 63 stays until a reset":    {{code(48, sec(10)), Draining, "Xid 48"}, {code(63, sec(11)), Draining, "Xid 48"}, {Event{Kind: ProcessesGone, At: sec(20)}, Draining, "Xid 48"}, {tick(at(99 * h)), Draining, "Xid 48"}, {reset(at(100 * h)), Suspect, "on probation"}},
 		"the machine must be restarted":     {{code(151, sec(1)), Draining, "restart of the machine"}, {reset(sec(2)), Draining, "restart"}, {reboot(sec(3)), Suspect, "probation"}},
