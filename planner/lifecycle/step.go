@@ -273,7 +273,7 @@ func (g *Gang) describedByUs(job *jobspec.Job) bool {
 
 // foreign tells whether a version of the job is neither the user's nor ours.
 func (g *Gang) foreign(job *jobspec.Job) bool {
-	if job.JobModifyIndex == g.Saved.Index || job.JobModifyIndex == g.heldIndex || job.Stop {
+	if i := job.JobModifyIndex; i == g.Saved.Index || i == g.heldIndex || i == g.Saved.Base || job.Stop {
 		return false
 	}
 	if g.Saved.Phase == Over {
