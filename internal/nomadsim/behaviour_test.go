@@ -135,7 +135,9 @@ func TestInPlaceOrDestructive(t *testing.T) {
 		{"a constraint on cards", func(j *api.Job) {
 			task(j).Resources.Devices[0].Constraints = []*api.Constraint{api.NewConstraint("${device.model}", "=", "H100")}
 		}, false},
-		{"a template", func(j *api.Job) { task(j).Templates = []*api.Template{{EmbeddedTmpl: ptr("x"), DestPath: ptr("local/x")}} }, false},
+		{"a template", func(j *api.Job) {
+			task(j).Templates = []*api.Template{{EmbeddedTmpl: ptr("x"), DestPath: ptr("local/x")}}
+		}, false},
 		{"another task", func(j *api.Job) {
 			more := *task(j)
 			more.Name = "more"

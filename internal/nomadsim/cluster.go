@@ -75,8 +75,8 @@ type Cluster struct {
 	agents          map[string]*agent // by node id
 	schedulerConfig *api.SchedulerConfiguration
 	unmodelled      []string
-	locks           map[string]func() // variable lock timers
-	gcTimer         func()
+	locks           map[string]func()        // variable lock timers
+	regular         map[time.Duration]func() // timers of what happens every so often
 	signingKey      string
 	ownDir          bool // DataDir is of our making
 	closed          bool
@@ -125,7 +125,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		opts.Addr = "127.0.0.1:0"
 	}
 	c := &Cluster{opts: opts, clock: opts.Clock, rng: rand.New(rand.NewPCG(opts.Seed, 0x6e6f6d6164)), agents: map[string]*agent{},
-		hooks: &Hooks{}, locks: map[string]func(){}}
+		hooks: &Hooks{}, locks: map[string]func(){}, regular: map[time.Duration]func(){}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	c.signingKey = c.newID()
 	c.schedulerConfig = &api.SchedulerConfiguration{SchedulerAlgorithm: api.SchedulerAlgorithmBinpack,
@@ -152,7 +152,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 			return nil, err
 		}
 	}
-	c.scheduleGC()
+	c.housekeeping()
 	context.AfterFunc(c.ctx, c.Close)
 	return c, nil
 }
@@ -211,8 +211,8 @@ func (c *Cluster) Close() {
 	for _, stop := range c.locks {
 		stop()
 	}
-	if c.gcTimer != nil {
-		c.gcTimer()
+	for _, stop := range c.regular {
+		stop()
 	}
 	c.mu.Unlock()
 	c.cancel()

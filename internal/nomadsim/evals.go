@@ -1,12 +1,10 @@
 package nomadsim
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 
 	"github.com/nomad-muster/muster/internal/nomadsim/store"
-	"github.com/nomad-muster/muster/internal/nomadsim/taskstate"
 	"github.com/nomad-muster/muster/internal/nomadsim/wire"
 )
 
@@ -307,10 +305,4 @@ func (q *request) allocStats(id string) (any, error) {
 		tasks = map[string]any{only: tasks[only]}
 	}
 	return map[string]any{"ResourceUsage": usage(), "Tasks": tasks, "Timestamp": now}, nil
-}
-
-var _ = taskstate.MaxEvents
-
-func notFound(what, id string) error {
-	return fail(http.StatusNotFound, "%s", fmt.Sprintf("%s %s not found", what, id))
 }

@@ -17,16 +17,25 @@ const (
 	gcInterval    = 5 * time.Minute
 )
 
-func (c *Cluster) scheduleGC() {
+// retryInterval is how often a server looks again at jobs whose plans were refused too often.
+const retryInterval = time.Minute
+
+// housekeeping is what a server does every so often.
+func (c *Cluster) housekeeping() {
+	c.every(gcInterval, func() { c.collect(false) })
+	c.every(retryInterval, c.blocked.freeFailed)
+}
+
+func (c *Cluster) every(d time.Duration, f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
-	c.gcTimer = c.clock.AfterFunc(gcInterval, func() {
+	c.regular[d] = c.clock.AfterFunc(d, func() {
 		c.spawn(func() {
-			c.collect(false)
-			c.scheduleGC()
+			f()
+			c.every(d, f)
 		})
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/nomad/api"
 	"github.com/shoenig/test/must"
 )
 
@@ -230,4 +231,35 @@ func brief(l []any) string {
 		parts = append(parts, s)
 	}
 	return "[" + strings.Join(parts, "\n      ") + "]"
+}
+
+// knownDifferences are the fields that reader_test.go takes out although they differ for certain.
+var knownDifferences = []string{"`Resources.Devices[].Constraints`", "`ComputedClass`", "`DeviceStats[].InstanceStats{}`", "Attributes of the host"}
+
+// TestKnownDifferences holds the page to the list, and shows for the one in a list of a job that its reader cannot see it.
+func TestKnownDifferences(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/nomadsim.md")
+	must.NoError(t, err)
+	_, table, ok := strings.Cut(string(page), "## Known differences")
+	must.True(t, ok)
+	var rows []string
+	for line := range strings.Lines(table) {
+		if strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| Field") {
+			rows = append(rows, line)
+		}
+	}
+	must.Len(t, len(knownDifferences), rows)
+	for i, d := range knownDifferences {
+		must.StrHasPrefix(t, "| "+d, rows[i])
+	}
+	var lists []int
+	for _, text := range []string{"[]", "null"} {
+		e := api.Event{Topic: api.TopicJob, Payload: clone(map[string]any{"Job": map[string]any{"TaskGroups": []any{map[string]any{"Tasks": []any{map[string]any{
+			"Resources": map[string]any{"Devices": []any{map[string]any{"Name": "gpu", "Constraints": json.RawMessage(text)}}}}}}}}}).(map[string]any)}
+		j, err := e.Job()
+		must.NoError(t, err)
+		lists = append(lists, len(j.TaskGroups[0].Tasks[0].Resources.Devices[0].Constraints))
+	}
+	must.Eq(t, []int{0, 0}, lists)
 }

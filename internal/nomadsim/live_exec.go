@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -20,7 +19,6 @@ import (
 // rawProcess is a process of the built-in raw_exec: in a session of its own, so that it outlives the agent and can be
 // signalled with all that it started.
 type rawProcess struct {
-	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{}
 }

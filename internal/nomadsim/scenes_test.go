@@ -55,7 +55,6 @@ type cast struct {
 	cards      map[string][]string // by node id
 	device     string              // vendor/type that jobs ask for
 	group      nomadsim.DeviceGroup
-	attributes map[string]string
 }
 
 // recordedCast are the nodes of the recordings.

@@ -27,13 +27,6 @@ func (f faults) Error() string {
 	return fmt.Sprintf("%d errors occurred:\n\t%s\n\n", len(f), strings.Join(lines, "\n\t"))
 }
 
-func (f faults) err() error {
-	if len(f) == 0 {
-		return nil
-	}
-	return f
-}
-
 // maxPriority is the highest priority that a job may have.
 const maxPriority = 100
 

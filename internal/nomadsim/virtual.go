@@ -136,7 +136,6 @@ type virtualTask struct {
 	b      Behaviour
 	start  int
 	timers []func()
-	due    time.Time // when it ends by itself
 }
 
 func (d *virtualDriver) start(t *taskRun, start int) {

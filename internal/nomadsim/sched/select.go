@@ -14,17 +14,16 @@ import (
 // stack chooses nodes for the groups of one job, one placement at a time. Nodes are taken in a shuffled order that goes on
 // where the last placement stopped; among the first few that fit the best score wins.
 type stack struct {
-	w        *world
-	job      *wire.Job
-	elig     *eligibility
-	nodes    []*wire.Node
-	offset   int
-	limit    int // how many nodes that fit are compared
-	system   bool
-	preempts int // allocations that the plan preempts already, by group of each job
-	taken    map[string]int
-	filters  map[string]map[string]string // group -> node -> why it is no use; only what the node alone decides
-	props    []*property
+	w       *world
+	job     *wire.Job
+	elig    *eligibility
+	nodes   []*wire.Node
+	offset  int
+	limit   int // how many nodes that fit are compared
+	system  bool
+	taken   map[string]int
+	filters map[string]map[string]string // group -> node -> why it is no use; only what the node alone decides
+	props   []*property
 }
 
 // choice is a node with what the allocation would take there.
