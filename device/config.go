@@ -305,23 +305,24 @@ func ParseConfig(msgpack []byte) (Config, error) {
 	return c, nil
 }
 
+// count reads how many hardware errors a rule allows.
+func (f *configFaults) count(field string, from, to *int) {
+	if from == nil {
+		return
+	}
+	if *from < 0 || *from == 1 || *from > 16 {
+		f.add(field, fmt.Sprint(*from), "2 to 16, or 0 for off")
+	}
+	*to = *from
+}
+
 // policy reads the health block into a policy.
 func (f *configFaults) policy(p *health.Policy, raw rawHealth) {
 	p.Probation = f.duration("health.probation", raw.Probation, p.Probation, true)
 	p.StrikeWindow = f.duration("health.strike_window", raw.StrikeWindow, p.StrikeWindow, false)
 	p.OffBusGrace = f.duration("health.off_bus_grace", raw.OffBusGrace, p.OffBusGrace, true)
-	for field, v := range map[string]struct {
-		from *int
-		to   *int
-	}{"health.strikes": {raw.Strikes, &p.Strikes}, "health.in_a_row": {raw.InARow, &p.InARow}} {
-		if v.from == nil {
-			continue
-		}
-		if *v.from < 0 || *v.from == 1 || *v.from > 16 {
-			f.add(field, fmt.Sprint(*v.from), "2 to 16, or 0 for off")
-		}
-		*v.to = *v.from
-	}
+	f.count("health.strikes", raw.Strikes, &p.Strikes)
+	f.count("health.in_a_row", raw.InARow, &p.InARow)
 	p.FirstStrike = map[int]bool{}
 	for _, code := range raw.FirstStrike {
 		if code <= 0 {
@@ -331,11 +332,13 @@ func (f *configFaults) policy(p *health.Policy, raw rawHealth) {
 	}
 	for i, x := range raw.Xids {
 		field := fmt.Sprintf("health.xid[%d]", i)
+		rule := f.rule(field, x.Level, x.Until, false)
 		for _, code := range x.Codes {
 			if code <= 0 {
 				f.add(field+".codes", fmt.Sprint(code), "Xid codes")
 			}
-			p.Codes[code] = f.rule(field, x.Level, x.Until, xid.ClassOf(code).Hardware())
+			rule.Probation = xid.ClassOf(code).Hardware()
+			p.Codes[code] = rule
 		}
 		if len(x.Codes) == 0 {
 			f.add(field+".codes", "", "at least one Xid code")

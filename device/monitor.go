@@ -29,6 +29,8 @@ type Parts struct {
 	Reporter Reporter
 	// Tester tests a card before it is cleared. Nil: only what is known of it.
 	Tester Tester
+	// Owners tells whose processes are. Nil: nobody knows.
+	Owners Owners
 	// Boot is the host's boot id.
 	Boot string
 }
@@ -273,6 +275,7 @@ func (m *Monitor) scanLoop(ctx context.Context, s Source, poke <-chan struct{}, 
 		if err == nil && scan.Boot == "" {
 			scan.Boot = m.parts.Boot
 		}
+		foreign(&scan, m.parts.Owners)
 		m.config.share(&scan)
 		m.post(ctx, func(r *registry) {
 			if err != nil {

@@ -32,6 +32,7 @@ type rig struct {
 	state  string
 	config map[string]any
 	extra  []device.Source
+	owners device.Owners
 
 	plugin  *device.Plugin
 	monitor *device.Monitor
@@ -77,7 +78,7 @@ func (r *rig) start() {
 	r.plugin = device.New(func(_ context.Context, c device.Config, m *device.Monitor, _ hclog.Logger) device.Parts {
 		r.monitor = m
 		s := simulated.New(r.file, "n1")
-		return device.Parts{Sources: append([]device.Source{s}, r.extra...), Logs: []device.Log{s}, Reporter: r, Tester: selftest.New(c.SelfTest)}
+		return device.Parts{Sources: append([]device.Source{s}, r.extra...), Logs: []device.Log{s}, Reporter: r, Owners: r.owners, Tester: selftest.New(c.SelfTest)}
 	}, log)
 	config := map[string]any{"simulated": map[string]any{"file": r.file, "node": "n1"}, "state_dir": r.state}
 	for k, v := range r.config {

@@ -80,7 +80,7 @@ func build(ctx context.Context, c device.Config, m *device.Monitor, log hclog.Lo
 	if err != nil {
 		log.Error("a reboot cannot be told from a restart", "error", err)
 	}
-	parts.Boot = boot
+	parts.Boot, parts.Owners = boot, device.Proc{}
 	real := slices.ContainsFunc(c.Sources, func(s string) bool { return s != "simulated" })
 	if real || c.TrustUserspace {
 		parts.Logs = append(parts.Logs, kernlog.NewKmsg(kernlog.DevKmsg, boot))
