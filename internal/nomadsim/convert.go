@@ -3,12 +3,43 @@ package nomadsim
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"reflect"
 
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/nomad-muster/muster/internal/nomadsim/wire"
 )
+
+// nullIn finds a null in a list of v, and says where; "" if there is none. A real server does not stand one: it closes
+// the connection.
+func nullIn(v reflect.Value, path string) string {
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			return nullIn(v.Elem(), path)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() {
+				if at := nullIn(v.Field(i), path+"."+f.Name); at != "" {
+					return at
+				}
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			e, at := v.Index(i), fmt.Sprintf("%s[%d]", path, i)
+			if e.Kind() == reflect.Pointer && e.IsNil() {
+				return at
+			}
+			if at := nullIn(e, at); at != "" {
+				return at
+			}
+		}
+	}
+	return ""
+}
 
 // jobFromAPI turns a job as a client sends it into one as a server keeps it: what was not given is filled in, what is
 // empty is null.
@@ -18,6 +49,9 @@ func (c *Cluster) jobFromAPI(in *api.Job, namespace string) (*wire.Job, error) {
 	}
 	if in.Region == nil || *in.Region == "" {
 		in.Region = &c.opts.Region
+	}
+	if at := nullIn(reflect.ValueOf(in), "Job"); at != "" {
+		return nil, fail(http.StatusBadRequest, "%s is null", at)
 	}
 	in.Canonicalize()
 	b, err := json.Marshal(in)

@@ -27,8 +27,12 @@ func (f faults) Error() string {
 	return fmt.Sprintf("%d errors occurred:\n\t%s\n\n", len(f), strings.Join(lines, "\n\t"))
 }
 
-// maxPriority is the highest priority that a job may have.
-const maxPriority = 100
+// maxPriority is the highest priority that a job may have, maxCount how many allocations all its groups may ask for
+// together (job_max_count of a server's configuration, at its default).
+const (
+	maxPriority = 100
+	maxCount    = 50000
+)
 
 // validateJob lists everything that is wrong with a job.
 func (c *Cluster) validateJob(j *wire.Job) faults {
@@ -83,6 +87,13 @@ func (c *Cluster) validateJob(j *wire.Job) faults {
 		if j.Type == wire.TypeSystem && g.Count > 1 {
 			f.add("Job task group %s has count %d. Count cannot exceed 1 with system scheduler", g.Name, g.Count)
 		}
+	}
+	total := 0
+	for _, g := range j.TaskGroups {
+		total += min(max(g.Count, 0), maxCount+1)
+	}
+	if total > maxCount {
+		f.add("total count was greater than configured job_max_count: %d > %d", total, maxCount)
 	}
 	for _, g := range j.TaskGroups {
 		if gf := validateGroup(j, g); len(gf) > 0 {

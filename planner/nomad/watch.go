@@ -87,6 +87,15 @@ func (w *Watcher) Refresh(ctx context.Context, key picture.Key) {
 // Run keeps the picture until ctx ends. Deliver is called from one goroutine
 // at a time, in order.
 func (w *Watcher) Run(ctx context.Context, deliver func(Delta)) {
+	take := deliver
+	deliver = func(d Delta) {
+		for key, j := range d.Jobs {
+			if j != nil && j.Unread != nil {
+				w.log.Warn("a job cannot be read: it is left alone", "job", key.String(), "reason", j.Unread)
+			}
+		}
+		take(d)
+	}
 	for ctx.Err() == nil {
 		err := w.session(ctx, deliver)
 		if ctx.Err() != nil {

@@ -137,7 +137,7 @@ func (s Spread) core() core.Spread {
 }
 
 func (d Device) core(task string) core.DeviceAsk {
-	out := core.DeviceAsk{Task: task, Count: d.Count}
+	out := core.DeviceAsk{Task: task, Count: int(d.Count)}
 	switch parts := strings.SplitN(d.Name, "/", 3); len(parts) {
 	case 1:
 		out.Type = parts[0]
@@ -209,7 +209,7 @@ func (t *Task) cards(types []string) int {
 		ask := d.core(t.Name)
 		for _, typ := range types {
 			if ask.Type == typ {
-				n += d.Count
+				n += int(d.Count)
 			}
 		}
 	}

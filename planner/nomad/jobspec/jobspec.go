@@ -114,9 +114,26 @@ type Task struct {
 // Device is a device block.
 type Device struct {
 	Name        string
-	Count       int
+	Count       Count
 	Constraints []Constraint
 	Affinities  []Affinity
+}
+
+// Count is how many devices a device block asks for. Nomad takes any number of
+// 64 bits; what is above a million asks for more than any node has, and is a
+// million here, so that sums of counts stay numbers.
+type Count int
+
+// UnmarshalJSON reads a whole number of at least 0.
+func (c *Count) UnmarshalJSON(raw []byte) error {
+	var n *uint64
+	if err := json.Unmarshal(raw, &n); err != nil {
+		return err
+	}
+	if n != nil {
+		*c = Count(min(*n, 1_000_000))
+	}
+	return nil
 }
 
 // Network is a network block.

@@ -1,6 +1,10 @@
 package picture
 
-import "github.com/nomad-muster/muster/planner/nomad/jobspec"
+import (
+	"encoding/json"
+
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+)
 
 // Job is what the picture knows of a job: all of it where it is a gang's, and
 // what claims need to be explained otherwise.
@@ -12,13 +16,17 @@ type Job struct {
 	JobModifyIndex, Index      uint64 // Index is the ModifyIndex
 	Gang                       *jobspec.Job
 	Parameterized, HasSchedule bool
+	// Unread is why the job's text could not be read; such a job is left alone,
+	// and hides none of the others.
+	Unread error
 }
 
-// DecodeJob reads a whole job.
+// DecodeJob reads a whole job. One that says who it is and cannot be read
+// otherwise is no error: see Unread.
 func DecodeJob(raw []byte) (*Job, error) {
 	parsed, err := jobspec.Parse(raw)
 	if err != nil {
-		return nil, err
+		return unread(raw, err)
 	}
 	j := &Job{Key: Key{parsed.Namespace, parsed.ID}, Type: parsed.Type, Status: parsed.Status, ParentID: parsed.ParentID, Priority: parsed.Priority, Stop: parsed.Stop,
 		JobModifyIndex: parsed.JobModifyIndex, Index: parsed.ModifyIndex, Parameterized: parsed.ParameterizedJob != nil, HasSchedule: parsed.Periodic != nil}
@@ -26,4 +34,21 @@ func DecodeJob(raw []byte) (*Job, error) {
 		j.Gang = parsed
 	}
 	return j, nil
+}
+
+func unread(raw []byte, why error) (*Job, error) {
+	var head struct {
+		ID, Namespace, Type, Status, ParentID string
+		Priority                              int
+		Stop                                  bool
+		JobModifyIndex, ModifyIndex           uint64
+	}
+	if json.Unmarshal(raw, &head) != nil || head.ID == "" {
+		return nil, why
+	}
+	if head.Namespace == "" {
+		head.Namespace = "default"
+	}
+	return &Job{Key: Key{head.Namespace, head.ID}, Type: head.Type, Status: head.Status, ParentID: head.ParentID, Priority: head.Priority, Stop: head.Stop,
+		JobModifyIndex: head.JobModifyIndex, Index: head.ModifyIndex, Unread: why}, nil
 }
