@@ -154,21 +154,21 @@ func FuzzDecode(f *testing.F) {
 // is nobody's gang.
 func TestJobThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	j, err := picture.DecodeJob([]byte(`{"ID":"odd","Namespace":"lab","Type":"batch","ModifyIndex":7,"Meta":{"muster_queue":"default"},"TaskGroups":[{"Name":"g","Count":"three"}]}`))
+	j, err := DecodeJob([]byte(`{"ID":"odd","Namespace":"lab","Type":"batch","ModifyIndex":7,"Meta":{"muster_queue":"default"},"TaskGroups":[{"Name":"g","Count":"three"}]}`))
 	must.NoError(t, err)
-	must.Eq(t, picture.Key{Namespace: "lab", Job: "odd"}, j.Key)
+	must.Eq(t, Key{Namespace: "lab", Job: "odd"}, j.Key)
 	must.Eq(t, 7, j.Index)
 	must.Nil(t, j.Gang)
 	must.ErrorContains(t, j.Unread, "Count")
 
 	// Nomad's device counts have 64 bits and no sign.
-	j, err = picture.DecodeJob([]byte(`{"ID":"many","Type":"batch","Meta":{"muster_queue":"default"},"TaskGroups":[{"Name":"g","Count":1,"Tasks":[{"Name":"t","Resources":{"Devices":[{"Name":"gpu","Count":18446744073709551615}]}}]}]}`))
+	j, err = DecodeJob([]byte(`{"ID":"many","Type":"batch","Meta":{"muster_queue":"default"},"TaskGroups":[{"Name":"g","Count":1,"Tasks":[{"Name":"t","Resources":{"Devices":[{"Name":"gpu","Count":18446744073709551615}]}}]}]}`))
 	must.NoError(t, err)
 	must.NoError(t, j.Unread)
 	must.Eq(t, 1_000_000, j.Gang.Groups()[0].Devices[0].Count)
 
 	for _, text := range []string{`{`, `[]`, `{"ID":""}`, `{"ID":7}`} {
-		_, err := picture.DecodeJob([]byte(text))
+		_, err := DecodeJob([]byte(text))
 		must.Error(t, err, must.Sprint(text))
 	}
 }
