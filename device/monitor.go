@@ -278,8 +278,9 @@ func (m *Monitor) scanLoop(ctx context.Context, s Source, poke <-chan struct{}, 
 		foreign(&scan, m.parts.Owners)
 		m.config.share(&scan)
 		m.post(ctx, func(r *registry) {
+			key := name + " says error " + fmt.Sprint(err) // forgotten at the next scan that goes well
 			if err != nil {
-				r.sayOnce("scan "+name+err.Error(), "source cannot be asked: its cards are unhealthy", "source", name, "error", err.Error())
+				r.sayOnce(key, "source cannot be asked: its cards are unhealthy", "source", name, "error", err.Error())
 				r.lost(name, err.Error(), time.Now())
 				return
 			}

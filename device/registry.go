@@ -91,8 +91,21 @@ func (r *registry) say(warn bool, text string, args ...any) {
 // sayOnce says a line once while it stands.
 func (r *registry) sayOnce(key, text string, args ...any) {
 	if !r.said[key] {
+		if len(r.said) > 1000 { // rather a line twice than a memory that grows
+			clear(r.said)
+		}
 		r.said[key] = true
 		r.say(true, text, args...)
+	}
+}
+
+// unsaid forgets lines of a kind that do not stand any more, so that they are
+// said when they come again.
+func (r *registry) unsaid(kind string, stands map[string]bool) {
+	for key := range r.said {
+		if strings.HasPrefix(key, kind) && !stands[key] {
+			delete(r.said, key)
+		}
 	}
 }
 
@@ -156,12 +169,19 @@ func (r *registry) scan(source string, s card.Scan, at time.Time) {
 			r.absent(id, source, s, seen, at)
 		}
 	}
+	stands := map[string]bool{}
+	say := func(key, text string, args ...any) {
+		key = source + " says " + key
+		stands[key] = true
+		r.sayOnce(key, text, append(args, "source", source)...)
+	}
 	for _, n := range s.Notes {
-		r.sayOnce(source+": "+n, n, "source", source)
+		say(n, n)
 	}
 	for _, l := range s.Lost {
-		r.sayOnce(fmt.Sprintf("%s lost %d %s", source, l.Index, l.Why), "a card cannot be asked", "source", source, "index", l.Index, "slot", l.Bus.String(), "why", l.Why)
+		say(fmt.Sprint("lost ", l.Index, l.Why), "a card cannot be asked", "index", l.Index, "slot", l.Bus.String(), "why", l.Why)
 	}
+	r.unsaid(source+" says ", stands)
 }
 
 func (r *registry) reachableNow(c *card.Card) bool {
@@ -252,18 +272,16 @@ func (r *registry) observe(e *ledger.Card, c *card.Card, at time.Time) {
 	} else {
 		r.fold(c.ID, health.Event{Kind: health.Tick, At: at})
 	}
+	stands := map[string]bool{}
 	if c.Note != "" {
+		stands[c.ID+": "+c.Note] = true
 		r.sayOnce(c.ID+": "+c.Note, c.Note, "card", c.ID, "slot", c.Bus.String())
 	}
 	if c.Hidden != "" {
+		stands[c.ID+": "+c.Hidden] = true
 		r.sayOnce(c.ID+": "+c.Hidden, "card is not offered", "card", c.ID, "slot", c.Bus.String(), "why", c.Hidden)
-	} else {
-		for key := range r.said { // said again if it comes again
-			if strings.HasPrefix(key, c.ID+": ") && key != c.ID+": "+c.Note {
-				delete(r.said, key)
-			}
-		}
 	}
+	r.unsaid(c.ID+": ", stands)
 }
 
 // conditions turns what holds now into beginnings and ends.

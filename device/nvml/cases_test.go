@@ -865,3 +865,19 @@ func TestSliceFiles(t *testing.T) {
 		must.Eq(t, []string{"/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap48", "/dev/nvidia-caps/nvidia-cap49"}, files)
 	})
 }
+
+// Another driver was loaded: what waits for a reset is over.
+func TestDriverUpdate(t *testing.T) {
+	t.Parallel()
+	bubble(t, nvmltest.New(four()...), func(r *rig) {
+		sysfstest.Add(t, r.root, map[string]string{"sys/module/nvidia/version": "570.86.15"})
+		r.start()
+		r.xid("PCI:0000:01:00", 119)
+		must.Eq(t, health.Draining, r.level("GPU-a1"))
+		r.pass()
+		must.Eq(t, health.Draining, r.level("GPU-a1"))
+		sysfstest.Add(t, r.root, map[string]string{"sys/module/nvidia/version": "580.95.05"})
+		r.pass()
+		must.Eq(t, health.Suspect, r.level("GPU-a1"))
+	})
+}

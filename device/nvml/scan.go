@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
-	"os"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -68,15 +67,14 @@ func (s *Source) scan() (card.Scan, error) {
 	return scan, nil
 }
 
-// driver names the driver's present life: the module's folder is made anew when
-// it is loaded.
+// driver names the driver that is loaded: another build of it was loaded anew.
+// That the same one was is seen by the energy counters, which begin anew. (The
+// times of files in /sys tell nothing: the kernel makes them up when it caches
+// the file.)
 func (s *Source) driver() string {
-	info, err := os.Stat(s.options.Root.Path("sys/module/nvidia"))
-	if err != nil {
-		return ""
-	}
 	version, _ := s.options.Root.Text("sys/module/nvidia/version")
-	return fmt.Sprintf("%s %d", version, info.ModTime().UnixNano())
+	source, _ := s.options.Root.Text("sys/module/nvidia/srcversion")
+	return strings.TrimSpace(version + " " + source)
 }
 
 // open finds a card's name, which is all that it cannot do without.
