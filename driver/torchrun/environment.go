@@ -58,7 +58,43 @@ func Environment(in EnvironmentInput) (env map[string]string, cards []string, er
 		// order where it is not told otherwise.
 		env["CUDA_VISIBLE_DEVICES"] = strings.Join(cards, ",")
 	}
+	if err := passable(env); err != nil {
+		return nil, nil, err
+	}
 	return env, cards, nil
+}
+
+// What Linux lets a process be started with: one variable, and all of them
+// (a quarter of a stack of 8 MiB, with room for arguments and what is added).
+const (
+	maxVariable    = 128<<10 - 1
+	maxEnvironment = 3 << 19
+)
+
+// passable lists the variables that no process can be given: a job's meta goes
+// into variables, and may be longer than one. Found only when the ranks are
+// started, it would cost the whole gang its attempt.
+func passable(env map[string]string) error {
+	var faults []contract.Fault
+	total := 0
+	for name, value := range env {
+		size := len(name) + len(value) + 2
+		total += size
+		switch {
+		case size > maxVariable+1:
+			faults = append(faults, contract.Fault{Field: "environment variable " + name, Value: fmt.Sprintf("%d bytes", len(value)),
+				Want: "at most 128 KiB with its name: put it into a file, by a template or artifact block (meta becomes variables too)"})
+		case strings.ContainsRune(name+value, 0):
+			faults = append(faults, contract.Fault{Field: fmt.Sprintf("environment variable %q", name), Want: "no NUL byte"})
+		case name == "" || strings.Contains(name, "="):
+			faults = append(faults, contract.Fault{Field: fmt.Sprintf("environment variable %q", name), Want: "a name without ="})
+		}
+	}
+	if total > maxEnvironment && len(faults) == 0 {
+		faults = append(faults, contract.Fault{Field: "environment", Value: fmt.Sprintf("%d bytes", total), Want: "at most 1.5 MiB: put large values into files"})
+	}
+	slices.SortFunc(faults, func(a, b contract.Fault) int { return strings.Compare(a.Field, b.Field) })
+	return contract.Faults(faults).Err()
 }
 
 // agents tells whether a variable of the task is only the agent's.

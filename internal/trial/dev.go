@@ -66,6 +66,9 @@ func Dev(ctx context.Context, o DevOptions) (code int, err error) {
 		followed = exampleNoTorch
 		say("no Python with torch (looked at %s; MUSTER_PYTHON names another): the ranks are Go programs", strings.Join(looked, ", "))
 	}
+	if os.Geteuid() != 0 {
+		say("not root: tasks run as this user and get no cgroups (no memory limit or devices of their own; what they leave behind is found by its environment)")
+	}
 	nodes, cards := cmp.Or(o.Nodes, 4), cmp.Or(o.Cards, 4)
 	c, err := Start(ctx, Options{Kind: kind, Nodes: Nodes(nodes, cards), Dir: o.Dir, Binaries: binaries, Python: python, Progress: func(line string) { say("%s", line) }})
 	if err != nil {
