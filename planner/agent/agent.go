@@ -189,7 +189,7 @@ func (a *Agent) connect(ctx context.Context) (nomad.Server, error) {
 			return server, nil
 		}
 		if nomad.Forbidden(err) {
-			return server, fmt.Errorf("Nomad at %s refuses the planner's token: %w", a.client.Address(), err)
+			return server, fmt.Errorf("start planner: the token is refused by Nomad at %s: %w", a.client.Address(), err)
 		}
 		a.log.Warn("waiting for Nomad", "address", a.client.Address(), "error", err)
 		a.mu.Lock()

@@ -108,16 +108,15 @@ func (w testWriter) Write(p []byte) (int, error) {
 
 // job is a gang's job as Nomad's JSON.
 type job struct {
-	id      string
-	count   int
-	cards   int
-	args    []string
-	meta    map[string]string
-	unheld  bool
-	driver  string
-	more    func(map[string]any)
-	groups  []string // default: rank
-	perTask int
+	id     string
+	count  int
+	cards  int
+	args   []string
+	meta   map[string]string
+	unheld bool
+	driver string
+	more   func(map[string]any)
+	groups []string // default: rank
 }
 
 func (j job) json() json.RawMessage {
@@ -138,6 +137,9 @@ func (j job) json() json.RawMessage {
 	config := map[string]any{"command": []any{"train"}, "args": args, "launcher": "ranks", "nproc_per_node": 1}
 	if j.driver != contract.DriverName {
 		config = map[string]any{"command": "sleep", "args": args}
+		if j.driver == "mock_driver" {
+			config = map[string]any{"run_for": "1ms"}
+		}
 	}
 	var groups []any
 	for _, name := range j.groups {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
@@ -21,7 +22,9 @@ func BenchmarkGangs(b *testing.B) {
 	for _, nodes := range []int{10, 1250, 10000} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
 			for range b.N {
-				n := newBench(b, nodes, 8).direct().start()
+				n := newBench(b, nodes, 8).direct()
+				n.cfg.Core.Levels = []core.Level{{Name: "leaf", Attribute: "${meta.leaf}"}}
+				n.within(3 * time.Minute).start()
 				warm(n)
 				b.ResetTimer()
 				start := time.Now()
@@ -42,7 +45,7 @@ func BenchmarkGangs(b *testing.B) {
 
 				start = time.Now()
 				for i := range gangs {
-					n.put("/v1/jobs", map[string]any{"Job": job{id: fmt.Sprintf("bare%03d", i), count: members, cards: 1, driver: "raw_exec", unheld: true, args: []string{"0"},
+					n.put("/v1/jobs", map[string]any{"Job": job{id: fmt.Sprintf("bare%03d", i), count: members, cards: 1, driver: "mock_driver", unheld: true,
 						more: func(j map[string]any) { delete(j, "Meta") }}.json()})
 				}
 				n.eventually("all bare jobs ran", func() bool {

@@ -15,26 +15,39 @@ import (
 // roster gives the allocation of each place of the attempt, nil where there is
 // none, and the allocations that have no place.
 func (g *Gang) roster(live []*picture.Alloc) (roster, surplus []*picture.Alloc) {
+	type spot struct{ group, node string }
+	at := map[spot][]*picture.Alloc{}
+	for _, a := range live {
+		k := spot{a.Group, a.NodeID}
+		at[k] = append(at[k], a)
+	}
+	take := func(k spot, i int) *picture.Alloc {
+		a := at[k][i]
+		at[k] = append(at[k][:i:i], at[k][i+1:]...)
+		return a
+	}
 	roster = make([]*picture.Alloc, len(g.Saved.Places))
-	used := map[string]bool{}
-	// Two members of a group on one node are told apart by their cards, where
-	// Nomad gave them as planned; else any of them will do.
+	// Several members of a group on one node are told apart by their cards,
+	// where Nomad gave them as planned; else any of them will do.
 	for _, exact := range []bool{true, false} {
 		for i, p := range g.Saved.Places {
+			k := spot{p.Group, p.Node}
 			if roster[i] != nil {
 				continue
 			}
-			for _, a := range live {
-				if !used[a.ID] && a.Group == p.Group && a.NodeID == p.Node && (!exact || sameCards(a, p)) {
-					roster[i], used[a.ID] = a, true
+			for n, a := range at[k] {
+				if !exact || len(at[k]) == 1 || sameCards(a, p) {
+					roster[i] = take(k, n)
 					break
 				}
 			}
 		}
 	}
 	for _, a := range live {
-		if !used[a.ID] {
-			surplus = append(surplus, a)
+		for _, left := range at[spot{a.Group, a.NodeID}] {
+			if left == a {
+				surplus = append(surplus, a)
+			}
 		}
 	}
 	return roster, surplus

@@ -46,7 +46,8 @@ type Watcher struct {
 	log    *slog.Logger
 	// Timing: how long the stream may be silent (Nomad sends a sign of life
 	// every 30 s or sooner), how often the picture is held against Nomad's own
-	// indexes, how long a first line is waited for, and the pause between tries.
+	// indexes, how long a first line is waited for, and the pause between tries (from
+	// a sixteenth of it to four times).
 	silence, probe, first, pause time.Duration
 
 	refresh chan picture.Key
@@ -96,16 +97,23 @@ func (w *Watcher) Run(ctx context.Context, deliver func(Delta)) {
 		}
 		take(d)
 	}
+	pause := w.pause / 16
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := w.session(ctx, deliver)
 		if ctx.Err() != nil {
 			return
+		}
+		// A stream that ends now and then is opened again at once, one that cannot
+		// be opened with a growing pause.
+		if pause = min(2*pause, 4*w.pause); time.Since(began) > 4*w.pause {
+			pause = w.pause / 16
 		}
 		w.log.Warn("following Nomad's events again from a new list", "reason", err)
 		deliver(Delta{Contact: &Contact{Err: err, At: time.Now()}})
 		select {
 		case <-ctx.Done():
-		case <-time.After(w.pause):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -179,11 +179,13 @@ func (c *Consul) read(ctx context.Context, key string) (*consul.KVPair, error) {
 // Reports implements Channel. A report that cannot be read is left out, and
 // logged.
 func (c *Consul) Reports(ctx context.Context, gang contract.GangID, attempt int) ([]contract.Report, error) {
-	reports, _, err := c.list(ctx, gang, attempt, 0)
+	reports, _, err := c.list(ctx, gang, attempt, 0, nil)
 	return reports, err
 }
 
-func (c *Consul) list(ctx context.Context, gang contract.GangID, attempt int, index uint64) ([]contract.Report, uint64, error) {
+// list reads the reports, waiting for a change since index where that is not
+// 0. Those that are as in seen (modify indexes by key) are left out.
+func (c *Consul) list(ctx context.Context, gang contract.GangID, attempt int, index uint64, seen map[string]uint64) ([]contract.Report, uint64, error) {
 	if err := c.before("reports"); err != nil {
 		return nil, 0, err
 	}
@@ -199,6 +201,12 @@ func (c *Consul) list(ctx context.Context, gang contract.GangID, attempt int, in
 	}
 	reports := make([]contract.Report, 0, len(pairs))
 	for _, p := range pairs {
+		if seen != nil {
+			if seen[p.Key] == p.ModifyIndex {
+				continue
+			}
+			seen[p.Key] = p.ModifyIndex
+		}
 		var r contract.Report
 		if err := json.Unmarshal(p.Value, &r); err != nil || r.V < 1 || r.V > contract.RecordVersion {
 			c.log.Warn("leaving out a member's report that cannot be read", "key", p.Key, "version", r.V, "error", err)
@@ -212,8 +220,9 @@ func (c *Consul) list(ctx context.Context, gang contract.GangID, attempt int, in
 // Watch implements Watcher.
 func (c *Consul) Watch(ctx context.Context, gang contract.GangID, attempt int, deliver func([]contract.Report)) {
 	index, pause := uint64(0), time.Duration(0)
+	seen := map[string]uint64{}
 	for ctx.Err() == nil {
-		next, err := c.look(ctx, gang, attempt, index, deliver)
+		next, err := c.look(ctx, gang, attempt, index, seen, deliver)
 		switch {
 		case err == nil && next > 0:
 			index, pause = next, 0
@@ -235,12 +244,13 @@ func (c *Consul) Watch(ctx context.Context, gang contract.GangID, attempt int, d
 // look reads the reports once, waiting for a change since index where one of
 // the blocking reads is free. It gives the index to wait on next; 0: none is
 // free, or Consul was restored and its index starts over.
-func (c *Consul) look(ctx context.Context, gang contract.GangID, attempt int, index uint64, deliver func([]contract.Report)) (uint64, error) {
+func (c *Consul) look(ctx context.Context, gang contract.GangID, attempt int, index uint64, seen map[string]uint64, deliver func([]contract.Report)) (uint64, error) {
 	select {
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
-		reports, next, err := c.list(ctx, gang, attempt, index)
+		reports, next, err := c.list(ctx, gang, attempt, index, seen)
 		if err != nil || next < index {
+			clear(seen)
 			return 0, err
 		}
 		if next > index {
@@ -248,7 +258,7 @@ func (c *Consul) look(ctx context.Context, gang contract.GangID, attempt int, in
 		}
 		return next, nil
 	default:
-		reports, _, err := c.list(ctx, gang, attempt, 0)
+		reports, _, err := c.list(ctx, gang, attempt, 0, seen)
 		if err == nil {
 			deliver(reports)
 		}

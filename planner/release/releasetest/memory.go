@@ -16,7 +16,8 @@ type Memory struct {
 	mu      sync.Mutex
 	records map[contract.GangID]*contract.Record
 	reports map[string]map[string]contract.Report // by gang and attempt, by member
-	changed chan struct{}
+	changed chan struct{}                         // closed with the next change of a record
+	news    chan struct{}                         // closed with the next report
 	// Fail, if set, is asked before every call.
 	Fail func(operation string) error
 }
@@ -25,6 +26,7 @@ func (m *Memory) lock() func() {
 	m.mu.Lock()
 	if m.records == nil {
 		m.records, m.reports, m.changed = map[contract.GangID]*contract.Record{}, map[string]map[string]contract.Report{}, make(chan struct{})
+		m.news = make(chan struct{})
 	}
 	return m.mu.Unlock
 }
@@ -94,7 +96,7 @@ func (m *Memory) Watch(ctx context.Context, gang contract.GangID, attempt int, d
 		for _, r := range m.reports[attemptOf(gang, attempt)] {
 			out = append(out, r)
 		}
-		changed := m.changed
+		news := m.news
 		unlock()
 		if len(out) != seen || len(out) > 0 {
 			seen = len(out)
@@ -103,7 +105,7 @@ func (m *Memory) Watch(ctx context.Context, gang contract.GangID, attempt int, d
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
+		case <-news:
 		}
 	}
 }
@@ -116,7 +118,8 @@ func (m *Memory) Report(r contract.Report) {
 		m.reports[key] = map[string]contract.Report{}
 	}
 	m.reports[key][r.Alloc+"."+r.Task] = r
-	m.wake()
+	close(m.news)
+	m.news = make(chan struct{})
 }
 
 // Record is a member's: it gives the gang's record, nil while there is none,
