@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -177,4 +179,47 @@ func TestInjectCommand(t *testing.T) {
 		must.Error(t, inject(bad), must.Sprint(bad))
 	}
 	must.Error(t, check(nil))
+}
+
+// The machine's own kernel log, where this user may write to it: what a program
+// wrote there condemns a card only if the operator trusts programs.
+func TestRealKernelLog(t *testing.T) {
+	t.Parallel()
+	kmsg, err := os.OpenFile("/dev/kmsg", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skipf("no kernel log to write to: %v", err)
+	}
+	defer kmsg.Close()
+	file := filepath.Join(t.TempDir(), "cards.hcl")
+	// The log keeps what earlier runs wrote, so each takes a domain of its own.
+	domain := fmt.Sprintf("%04x", 0x8000+rand.N(0x7000))
+	must.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `node "*" {
+  gpu "0" { bus = "%s:1e:00.0" }
+  gpu "1" { bus = "%s:1f:00.0" }
+}`, domain, domain), 0o600))
+	wary := follow(t, launch(t, map[string]any{"simulated": map[string]any{"file": file, "node": "wary"}, "sources": []string{"simulated", "rdma"}}))
+	trusting := follow(t, launch(t, map[string]any{"simulated": map[string]any{"file": file, "node": "trusting"}, "trust_userspace": true}))
+	healthy := func(want int) func([]nomad.Group) bool {
+		return func(groups []nomad.Group) bool {
+			n := 0
+			for _, g := range groups {
+				for _, d := range g.Devices {
+					if g.Vendor == "nvidia" && d.Healthy {
+						n++
+					}
+				}
+			}
+			return n == want
+		}
+	}
+	await(t, wary, "both cards", healthy(2))
+	await(t, trusting, "both cards", healthy(2))
+	began := time.Now()
+	_, err = fmt.Fprintf(kmsg, "<3>NVRM: Xid (PCI:%s:1f:00): 48, pid=1, name=test, x\n", domain)
+	must.NoError(t, err)
+	await(t, trusting, "one card", healthy(1))
+	t.Logf("from the kernel log to the fingerprint in %s", time.Since(began).Round(time.Millisecond))
+	for len(wary) > 0 {
+		must.True(t, healthy(2)(<-wary))
+	}
 }
