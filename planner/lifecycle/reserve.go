@@ -246,6 +246,7 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 		}
 	}
 	g.enter(contract.StagePlaced, at, "")
+	g.fetched(v, roster)
 	if g.published == "" && g.hasRanks() && !late {
 		switch {
 		case g.publishAfter.After(v.Now):
@@ -257,6 +258,26 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 		return []Effect{Publish{g.record(roster, v)}}
 	}
 	return g.ready(v, roster, late)
+}
+
+// fetched enters the stage when every member's tasks have been started:
+// artifacts and images are there, and what is left is the preflight.
+func (g *Gang) fetched(v Seen, roster []*picture.Alloc) {
+	var at time.Time
+	for _, a := range roster {
+		if a.Client != "running" {
+			return
+		}
+		for _, t := range a.Tasks {
+			if t.Started.After(at) {
+				at = t.Started
+			}
+		}
+	}
+	if at.IsZero() {
+		at = v.Now
+	}
+	g.enter(contract.StageFetched, at, "")
 }
 
 // reachable tells whether every member can be told: those that are reached by
@@ -311,14 +332,9 @@ func (g *Gang) ready(v Seen, roster []*picture.Alloc, late bool) []Effect {
 	var waiting, refused []string
 	stop := Stop{Reason: ReasonReservation, Member: -1}
 	next := *s
-	fetched, at := true, time.Time{}
 	for i := range record.Members {
 		m := &record.Members[i]
 		r, ok := g.reports[member{m.Alloc, m.Task}]
-		fetched = fetched && ok
-		if ok && r.At.After(at) {
-			at = r.At
-		}
 		switch {
 		case !ok || r.Attempt != s.Attempt || r.State != contract.StateReady && r.State != contract.StateRefused:
 			waiting = append(waiting, fmt.Sprintf("%s on node %s", m.Group, m.Node))
@@ -346,14 +362,7 @@ func (g *Gang) ready(v Seen, roster []*picture.Alloc, late bool) []Effect {
 	for _, a := range roster {
 		if !g.ranks(a.Group) && a.Client != "running" {
 			waiting = append(waiting, fmt.Sprintf("%s on node %s", a.Group, a.NodeName))
-			fetched = false
 		}
-	}
-	if fetched {
-		if at.IsZero() {
-			at = v.Now
-		}
-		g.enter(contract.StageFetched, at, "")
 	}
 	switch {
 	case len(refused) > 0 && len(waiting) > 0 && !g.elapsed("refused", v.Now, refusalsWithin):
