@@ -257,7 +257,7 @@ func ParseConfig(msgpack []byte) (Config, error) {
 		c.Sources = []string{"nvml", "rdma", "amd", "ascend", "intel"}
 	}
 	if c.StateDir == "" {
-		c.StateDir = defaultStateDir(c.Simulated)
+		c.StateDir = DefaultStateDir(c.Simulated)
 	} else if !filepath.IsAbs(c.StateDir) {
 		f.add("state_dir", c.StateDir, "an absolute path: Nomad starts plugins in a folder of its own")
 	}
@@ -374,10 +374,10 @@ func (f *configFaults) policy(p *health.Policy, raw rawHealth) {
 	}
 }
 
-// defaultStateDir is where the state is kept where the operator says nothing:
+// DefaultStateDir is where the state is kept where the operator says nothing:
 // beside a simulated file (many trial nodes share a machine), else the
 // system's or the user's own place.
-func defaultStateDir(s Simulated) string {
+func DefaultStateDir(s Simulated) string {
 	if s.File != "" {
 		return filepath.Join(s.File+".state", filepath.Base(s.Node))
 	}

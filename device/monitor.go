@@ -170,6 +170,9 @@ func (m *Monitor) Run(ctx context.Context) {
 	for _, f := range followers {
 		workers.Go(f)
 	}
+	if m.config.StateDir != "" {
+		workers.Go(func() { m.spool(ctx) })
+	}
 
 	saved := time.Now()
 	m.tell(reg, &saved)

@@ -352,6 +352,38 @@ func TestOperatorsFlow(t *testing.T) {
 	})
 }
 
+// The same through the state folder, without a planner.
+func TestLocalOrders(t *testing.T) {
+	t.Parallel()
+	bubble(t, small, func(r *rig) {
+		r.start()
+		r.inject(1, "xid", "54")
+		id := r.card(1).Card.ID
+		send := func(o device.Order) error {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			return device.SendOrder(ctx, r.state, o)
+		}
+		must.NoError(t, send(device.Order{Kind: health.Confirm, Card: id, Who: "ann", Text: "work order 12"}))
+		r.settle()
+		must.Eq(t, "ann: work order 12", r.card(1).Health.Accepted)
+		must.ErrorContains(t, send(device.Order{Kind: health.Clear, Card: "nope", Who: "ann"}), "not on this node")
+		must.Error(t, send(device.Order{Kind: health.Xid, Card: id, Who: "ann"}))
+		must.Error(t, send(device.Order{Kind: health.Clear, Card: id}))
+		r.inject(1, "remap")
+		must.ErrorContains(t, send(device.Order{Kind: health.Clear, Card: id, Who: "ann"}), "self-test failed")
+		r.inject(1, "clear")
+		must.NoError(t, send(device.Order{Kind: health.Clear, Card: id, Who: "ann"}))
+		r.settle()
+		must.Eq(t, "0:healthy 1:healthy 2:healthy 3:healthy", r.levels())
+		r.stop()
+		must.ErrorContains(t, send(device.Order{Kind: health.Clear, Card: id, Who: "ann"}), "is the Nomad agent running")
+		entries, err := os.ReadDir(filepath.Join(r.state, "orders"))
+		must.NoError(t, err)
+		must.SliceEmpty(t, entries) // nothing is left behind
+	})
+}
+
 // A card that is gone for good is listed until somebody clears it.
 func TestClearForgetsAMissingCard(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,10 @@ import (
 )
 
 const usage = `usage: nomad-device-gpu              (started by a Nomad agent: serves the plugin)
+       nomad-device-gpu card [-state-dir DIR] list
+       nomad-device-gpu card [-state-dir DIR] status CARD
+       nomad-device-gpu card [-state-dir DIR] [-who NAME] confirm|note CARD TEXT
+       nomad-device-gpu card [-state-dir DIR] [-who NAME] [-force] clear CARD [TEXT]
        nomad-device-gpu inject -file FILE -node NODE [-card N | -nic NAME] FAULT
        nomad-device-gpu check FILE   (a description of simulated cards)
        nomad-device-gpu version
@@ -44,6 +48,8 @@ func main() {
 	}
 	var err error
 	switch command := os.Args[1]; command {
+	case "card":
+		err = card(os.Args[2:], os.Stdout)
 	case "inject":
 		err = inject(os.Args[2:])
 	case "check":

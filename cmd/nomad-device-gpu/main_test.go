@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -149,6 +150,57 @@ func TestPluginProcess(t *testing.T) {
 	again := await(t, fingerprints, "all cards after the crash", func(g []nomad.Group) bool { return len(g) == 2 && len(g[1].Devices) == 8 })
 	must.False(t, find(again, "nvidia", ids[0]).Healthy)
 	must.StrContains(t, find(again, "nvidia", ids[0]).HealthDescription, "Xid 79")
+}
+
+// A site without a planner looks and clears with the plugin's own command.
+func TestCardCommand(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, state := filepath.Join(dir, "cards.hcl"), filepath.Join(dir, "state")
+	must.NoError(t, os.WriteFile(file, []byte(`node "n1" { preset = "small-4" }`), 0o600))
+	fingerprints := follow(t, launch(t, map[string]any{"simulated": map[string]any{"file": file, "node": "n1"}, "state_dir": state}))
+	healthy := func(want int) func([]nomad.Group) bool {
+		return func(groups []nomad.Group) bool {
+			n := 0
+			for _, g := range groups {
+				for _, d := range g.Devices {
+					if g.Vendor == "nvidia" && d.Healthy {
+						n++
+					}
+				}
+			}
+			return n == want
+		}
+	}
+	first := await(t, fingerprints, "four cards", healthy(4))
+	id := first[1].Devices[2].ID
+	must.NoError(t, simulated.Inject(file, simulated.Injection{Node: "n1", Card: 2, Do: "xid", Code: 54}))
+	await(t, fingerprints, "three cards", healthy(3))
+	run := func(args ...string) (string, error) {
+		var out strings.Builder
+		err := card(append([]string{"-state-dir", state, "-who", "ann"}, args...), &out)
+		return out.String(), err
+	}
+	out, err := run("list")
+	must.NoError(t, err)
+	must.Eq(t, 1, strings.Count(out, "quarantined"))
+	out, err = run("status", id)
+	must.NoError(t, err)
+	must.StrContains(t, out, "NVRM: Xid (PCI:0000:28:00): 54")
+	must.StrContains(t, out, "muster card clear")
+	_, err = run("confirm", id, "work", "order", "12")
+	must.NoError(t, err)
+	_, err = run("clear", id)
+	must.NoError(t, err)
+	await(t, fingerprints, "four cards again", healthy(4))
+	out, err = run("status", id)
+	must.NoError(t, err)
+	must.StrContains(t, out, "confirm by ann work order 12")
+	for _, bad := range [][]string{{}, {"clear"}, {"explode", id}, {"status", "nope"}, {"-colour", "x", "list"}} {
+		_, err := run(bad...)
+		must.Error(t, err, must.Sprint(bad))
+	}
+	must.Error(t, card([]string{"-state-dir", t.TempDir(), "list"}, io.Discard))
 }
 
 func TestWrongConfigNamesEveryFault(t *testing.T) {
