@@ -225,8 +225,13 @@ func TestKeysAreDistinct(t *testing.T) {
 var variablePath = regexp.MustCompile(`^[a-zA-Z0-9-_~/]{1,128}$`) // what Nomad allows
 
 func TestVariablePathsAreAllowed(t *testing.T) {
-	for _, job := range []string{"train", "train.v2", "a/b", "ü", "x-y", "dispatch-1/dispatch-1700000000-abcdef01", strings.Repeat("j", 60)} {
-		must.RegexMatch(t, variablePath, GangID{"global", "default", job}.VariablePath())
+	seen := map[string]string{}
+	for _, job := range []string{"train", "train.v2", "a/b", "ü", "x-y", "h-y", "..", "dispatch-1/dispatch-1700000000-abcdef01", strings.Repeat("j", 60), strings.Repeat("j", 64),
+		strings.Repeat("j", 65), strings.Repeat("ü", 40), strings.Repeat("j", 2000), strings.Repeat("j", 1999)} {
+		path := GangID{"global", "default", job}.VariablePath()
+		must.RegexMatch(t, variablePath, path+"/parts/dka1b2c3d4e5f6-1000", must.Sprint("with what names a part"))
+		must.Eq(t, "", seen[path])
+		seen[path] = job
 	}
 }
 

@@ -1,6 +1,7 @@
 package contract
 
 import (
+	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
 	"net/url"
@@ -54,16 +55,21 @@ func (g GangID) VariablePath() string {
 }
 
 // variableName keeps names that are allowed in a variable's path and encodes
-// the others, with a mark so that no two ids share a name.
+// the others, with a mark so that no two ids share a name. A path has at most
+// 128 characters, of which the prefix and the names of parts need 40: of what is
+// longer then, the name is a hash (the variable itself holds the id).
 func variableName(id string) string {
-	plain := id != "" && len(id) <= 64 && !strings.HasPrefix(id, "x-")
+	plain := id != "" && len(id) <= 64 && !strings.HasPrefix(id, "x-") && !strings.HasPrefix(id, "h-")
 	for _, r := range id {
 		plain = plain && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_')
 	}
 	if plain {
 		return id
 	}
-	return "x-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString([]byte(id)))
+	if encoded := "x-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString([]byte(id))); len(encoded) <= 80 {
+		return encoded
+	}
+	return fmt.Sprintf("h-%x", sha256.Sum256([]byte(id)))
 }
 
 // RunID is the rendezvous id of one world of one attempt: it can never be

@@ -319,8 +319,10 @@ type Gang struct {
 	// unsure: a write failed and may have happened; nothing is done before the
 	// job was read anew.
 	unsure bool
-	// hold is until when nothing is done after failures of effects.
+	// hold is until when nothing is done after failures of effects, and holdWhy
+	// the last of them.
 	hold      time.Time
+	holdWhy   string
 	failures  int
 	described string
 	heldIndex uint64 // JobModifyIndex of a held version of our own

@@ -16,7 +16,7 @@ import (
 // place on record, then the registration of the pinned job.
 func (g *Gang) start(e Start) []Effect {
 	v := e.Seen
-	if _, ready := g.Ready(v); !ready || len(g.Faults) > 0 || len(e.Plan.Members) != g.User.Members() {
+	if _, ready := g.Ready(v); !ready || g.hold.After(v.Now) || len(g.Faults) > 0 || len(e.Plan.Members) != g.User.Members() {
 		return nil
 	}
 	next := g.Saved

@@ -505,7 +505,7 @@ func (g *Gang) failed(d Done) {
 	}
 	// The next step would most likely want the same again.
 	g.failures++
-	g.hold = d.Now.Add(min(time.Second<<min(g.failures-1, 10), 30*time.Second))
+	g.hold, g.holdWhy = d.Now.Add(min(time.Second<<min(g.failures-1, 10), 30*time.Second)), d.Err.Error()
 }
 
 // pause keeps a waiting gang from being planned at once again.
@@ -545,6 +545,10 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 		if s.NotBefore.After(now) {
 			out.NotBefore, out.NotBeforeWhy = s.NotBefore, s.NotBeforeWhy
 			g.wake(s.NotBefore)
+		}
+		if g.hold.After(now) && g.hold.After(out.NotBefore) {
+			out.NotBefore, out.NotBeforeWhy = g.hold, g.holdWhy
+			g.wake(g.hold)
 		}
 	case Reserving:
 		out.State = core.GangPlacing
