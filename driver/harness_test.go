@@ -71,8 +71,8 @@ type trial struct {
 	gang    contract.GangID
 	members []*trialMember
 	record  contract.Record
-	events  sync.Map // alloc -> *[]string
-	mu      sync.Mutex
+	events  *sync.Map // alloc -> *[]string
+	mu      *sync.Mutex
 }
 
 type trialMember struct {
@@ -99,7 +99,7 @@ func newTrial(t *testing.T, members int, config map[string]any, change ...func(*
 	agent := rendezvoustest.Shared(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	t.Cleanup(cancel)
-	tr := &trial{t: t, ctx: ctx, gang: contract.GangID{Region: "global", Namespace: "default", Job: strings.ReplaceAll(t.Name(), "/", "-") + "-" + randomID()[:4]}}
+	tr := &trial{t: t, ctx: ctx, events: &sync.Map{}, mu: &sync.Mutex{}, gang: contract.GangID{Region: "global", Namespace: "default", Job: strings.ReplaceAll(t.Name(), "/", "-") + "-" + randomID()[:4]}}
 	tr.planner = agent.Planner(t, tr.gang)
 	tr.plugin = newPlugin(t, map[string]any{"rendezvous": "consul", "interface": "lo", "consul": map[string]any{"address": agent.Address}})
 	tr.followEvents(tr.plugin)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shoenig/test/must"
+	"golang.org/x/sys/unix"
 
 	"github.com/nomad-muster/muster/driver/rendezvous/rendezvoustest"
 	"github.com/nomad-muster/muster/internal/contract"
@@ -169,9 +170,10 @@ func TestRanksRunAsTheUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start tasks as another user")
 	}
-	script := `id -un; echo hello > /dev/stdout; echo step 1 >> $MUSTER_PROGRESS_FILE; cat ../shim.json 2>&1; cat "$(dirname $MUSTER_PROGRESS_FILE)/../shim.json" 2>&1; sleep 1`
+	script := `id -un; echo "locked $(ulimit -l)"; grep NoNewPrivs /proc/self/status; echo "oom $(cat /proc/self/oom_score_adj)"; echo hello > /dev/stdout; echo step 1 >> $MUSTER_PROGRESS_FILE; cat ../shim.json 2>&1; cat "$(dirname $MUSTER_PROGRESS_FILE)/../shim.json" 2>&1; sleep 1`
 	tr := newTrial(t, 1, map[string]any{"launcher": "ranks", "command": []any{"/bin/sh", "-c", script}, "nproc_per_node": 1}, func(cfg *driver.TaskConfig) {
 		cfg.User = "nobody"
+		cfg.Resources.LinuxOOMScoreAdj = 7
 		for dir := cfg.AllocDir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) { // the test's own folders are private
 			_ = os.Chmod(dir, 0o755)
 		}
@@ -180,6 +182,16 @@ func TestRanksRunAsTheUser(t *testing.T) {
 	must.Eq(t, 0, tr.wait(0).ExitCode)
 	tr.members[0].log.await(t, tr.ctx, "nobody")
 	tr.members[0].log.await(t, tr.ctx, "hello")
+	tr.members[0].log.await(t, tr.ctx, "oom 7")
+	var limit unix.Rlimit
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	if must.NoError(t, unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit)); unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited) == nil { // some roots may not
+		must.NoError(t, unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit))
+		tr.members[0].log.await(t, tr.ctx, "locked unlimited")
+	}
+	if tr.plugin.hierarchy.Version > 0 {
+		tr.members[0].log.await(t, tr.ctx, "NoNewPrivs:\t1")
+	}
 	tr.members[0].log.await(t, tr.ctx, "Permission denied")
 	tr.awaitEvent(tr.members[0], "first progress")
 

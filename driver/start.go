@@ -151,7 +151,7 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		s.Devices = append(s.Devices, d.HostPath)
 	}
 	if r := cfg.Resources; r != nil {
-		s.MemoryBytes, s.NomadCgroup = r.LinuxMemoryLimitBytes, r.CPUSetCgroup
+		s.MemoryBytes, s.NomadCgroup, s.OOMScore = r.LinuxMemoryLimitBytes, r.CPUSetCgroup, int(r.LinuxOOMScoreAdj)
 		if r.MemoryMaxMB > 0 {
 			s.MemoryBytes = r.MemoryMaxMB << 20
 		}

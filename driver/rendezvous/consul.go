@@ -47,6 +47,9 @@ type Consul struct {
 	moved     map[string]contract.Endpoint
 	ended     bool
 	serviceOf int // attempt that the service is registered for
+	// again is closed and replaced when contact was lost and is there again: what
+	// is being asked then may hang on a dead connection, and is asked anew.
+	again chan struct{}
 	// registered says that the service was put there, or tried to.
 	registered bool
 }
@@ -58,7 +61,13 @@ func NewConsul(cfg ConsulConfig, self Self) (*Consul, error) {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	return &Consul{self: self, client: client, ctx: ctx, stop: stop, moved: map[string]contract.Endpoint{}}, nil
+	return &Consul{self: self, client: client, ctx: ctx, stop: stop, moved: map[string]contract.Endpoint{}, again: make(chan struct{})}, nil
+}
+
+func (c *Consul) interrupted() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.again
 }
 
 // Follow is described at Board.
@@ -80,7 +89,7 @@ func (c *Consul) Follow(ctx context.Context, see func(Sight), warn func(error)) 
 	cancelAttempt := context.CancelFunc(func() {})
 	defer func() { cancelAttempt(); wg.Wait() }()
 
-	watch(ctx, queryWait, trouble, func(q *api.QueryOptions) (*api.QueryMeta, error) {
+	watch(ctx, c.interrupted, trouble, func(q *api.QueryOptions) (*api.QueryMeta, error) {
 		pair, meta, err := c.client.KV().Get(c.self.Gang.RecordKey(), q)
 		if err != nil {
 			return nil, fmt.Errorf("read gang record of %s in Consul: %w", c.self.Gang, err)
@@ -135,7 +144,7 @@ func (c *Consul) Follow(ctx context.Context, see func(Sight), warn func(error)) 
 func (c *Consul) followAttempt(ctx context.Context, attempt int, pace time.Duration, trouble func(error), see func(map[string]contract.Report, map[string]contract.Endpoint)) {
 	prefix := c.self.Gang.AttemptPrefix(attempt)
 	var last time.Time
-	watch(ctx, queryWait, trouble, func(q *api.QueryOptions) (*api.QueryMeta, error) {
+	watch(ctx, c.interrupted, trouble, func(q *api.QueryOptions) (*api.QueryMeta, error) {
 		if !sleep(ctx, time.Until(last.Add(pace))) {
 			return nil, ctx.Err()
 		}
@@ -179,15 +188,24 @@ type namedEndpoint struct {
 
 // watch repeats a blocking query until ctx ends, the way Consul wants it: an
 // index that goes back starts over, failures are repeated with growing pauses.
-func watch(ctx context.Context, wait time.Duration, trouble func(error), query func(*api.QueryOptions) (*api.QueryMeta, error)) {
+func watch(ctx context.Context, interrupted func() <-chan struct{}, trouble func(error), query func(*api.QueryOptions) (*api.QueryMeta, error)) {
 	var index uint64
 	pause := backoffLeast
 	for ctx.Err() == nil {
 		// A connection that died silently must not hold the query for ever;
 		// Consul adds up to a sixteenth to the wait.
-		callCtx, cancel := context.WithTimeout(ctx, wait+wait/16+callTimeout)
-		q := (&api.QueryOptions{WaitIndex: index, WaitTime: wait}).WithContext(callCtx)
+		callCtx, cancel := context.WithTimeout(ctx, queryWait+queryWait/16+callTimeout)
+		stop := make(chan struct{})
+		go func(interrupt <-chan struct{}) {
+			select {
+			case <-interrupt:
+				cancel()
+			case <-stop:
+			}
+		}(interrupted())
+		q := (&api.QueryOptions{WaitIndex: index, WaitTime: queryWait}).WithContext(callCtx)
 		meta, err := query(q)
+		close(stop)
 		cancel()
 		if ctx.Err() != nil {
 			return
@@ -375,6 +393,7 @@ func (c *Consul) putEnded(ctx context.Context) error {
 // keep renews the session and passes the service's check until Close. A session
 // that was lost is made anew, with all that stood under it.
 func (c *Consul) keep() {
+	out := false // the last renewal failed
 	for sleep(c.ctx, renewEvery) {
 		c.mu.Lock()
 		if c.ended {
@@ -386,6 +405,11 @@ func (c *Consul) keep() {
 		if c.session != "" {
 			entry, _, err = c.client.Session().Renew(c.session, write(ctx))
 		}
+		if err == nil && (entry == nil || out) {
+			close(c.again)
+			c.again = make(chan struct{})
+		}
+		out = err != nil
 		if err == nil && entry == nil {
 			c.session = ""
 			_ = c.hold(ctx) // tried again at the next turn

@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -37,8 +38,9 @@ type command struct {
 
 // spawner starts processes and waits for all children, orphans included.
 type spawner struct {
-	jobs chan func()
-	null *os.File
+	jobs     chan func()
+	null     *os.File
+	oomScore int // of what is started
 	// deaths lists processes in the order in which they end: when several ranks
 	// fail within a moment, the first is the one to blame.
 	deaths int // epoll of process descriptors
@@ -53,8 +55,9 @@ type child struct {
 	fd int
 }
 
-// newSpawner makes the process the subreaper of its descendants.
-func newSpawner() (*spawner, error) {
+// newSpawner makes the process the subreaper of its descendants. With isolate,
+// what is started can gain no privileges by programs that are set-uid.
+func newSpawner(isolate bool, oomScore int) (*spawner, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the subreaper: %w", err)
 	}
@@ -66,11 +69,14 @@ func newSpawner() (*spawner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wait for processes: %w", err)
 	}
-	s := &spawner{jobs: make(chan func()), waiting: map[int]child{}, null: null, deaths: deaths}
+	s := &spawner{jobs: make(chan func()), waiting: map[int]child{}, null: null, deaths: deaths, oomScore: oomScore}
 	go func() {
 		// The parent death signal comes when the thread that forked ends, so
 		// one thread forks, and it ends with the process.
 		runtime.LockOSThread()
+		if isolate {
+			_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) // of this thread and what it forks
+		}
 		for job := range s.jobs {
 			job()
 		}
@@ -173,6 +179,10 @@ func (s *spawner) start(c command) (pid int, done <-chan ended, err error) {
 			s.waiting[pid] = child{ch, s.watch(pid)}
 		}
 		s.mu.Unlock()
+		if err == nil {
+			// The supervisor is spared when memory runs out, what it starts is not.
+			_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(s.oomScore)), 0)
+		}
 		result <- errors.Join(err, back())
 	}
 	if err := <-result; err != nil {

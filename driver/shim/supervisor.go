@@ -98,7 +98,7 @@ func newSupervisor(spec Spec) (*supervisor, error) {
 	_ = unix.Dup2(int(logFile.Fd()), 2) // a crash is told there too
 	s.log = slog.New(slog.NewTextHandler(logFile, nil))
 
-	if s.spawn, err = newSpawner(); err != nil {
+	if s.spawn, err = newSpawner(spec.Isolated, spec.OOMScore); err != nil {
 		return nil, err
 	}
 	if s.stdout, err = logpipe.Open(spec.Stdout); err != nil {
@@ -120,6 +120,9 @@ func newSupervisor(spec Spec) (*supervisor, error) {
 			}
 		}
 	}
+	// RDMA pins memory; the task's memory limit holds for that too. An ordinary
+	// user keeps the limit that it has.
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	// Out of memory, the ranks go first: the supervisor is what tells of it.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0o644)
 

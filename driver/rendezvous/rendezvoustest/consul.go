@@ -60,7 +60,7 @@ var (
 // reason. Main ends it.
 func Shared(t testing.TB) *Agent {
 	t.Helper()
-	sharedOnce.Do(func() { shared, sharedErr = start() })
+	sharedOnce.Do(func() { shared, sharedErr = start("127.0.0.1") })
 	if sharedErr != nil {
 		t.Skip(sharedErr)
 	}
@@ -79,18 +79,21 @@ func Main(m *testing.M) int {
 
 // Start gives an agent of its own that ends with the test, for tests that stop
 // it in between.
-func Start(t testing.TB) *Agent {
+func Start(t testing.TB) *Agent { return StartOn(t, "127.0.0.1") }
+
+// StartOn gives an agent that serves at an address of this host.
+func StartOn(t testing.TB, address string) *Agent {
 	t.Helper()
 	if _, err := Binary(); err != nil {
 		t.Skip(err)
 	}
-	a, err := start()
+	a, err := start(address)
 	must.NoError(t, err)
 	t.Cleanup(a.kill)
 	return a
 }
 
-func start() (*Agent, error) {
+func start(client string) (*Agent, error) {
 	binary, err := Binary()
 	if err != nil {
 		return nil, err
@@ -99,8 +102,8 @@ func start() (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{Address: fmt.Sprintf("127.0.0.1:%d", ports[0])}
-	a.args = []string{binary, "agent", "-dev", "-bind", "127.0.0.1", "-client", "127.0.0.1", "-log-level", "warn",
+	a := &Agent{Address: fmt.Sprintf("%s:%d", client, ports[0])}
+	a.args = []string{binary, "agent", "-dev", "-bind", "127.0.0.1", "-client", client, "-log-level", "warn",
 		"-http-port", fmt.Sprint(ports[0]), "-server-port", fmt.Sprint(ports[1]), "-serf-lan-port", fmt.Sprint(ports[2]), "-serf-wan-port", "-1",
 		"-dns-port", "-1", "-grpc-port", "-1", "-grpc-tls-port", "-1"}
 	if a.api, err = api.NewClient(&api.Config{Address: a.Address}); err != nil {

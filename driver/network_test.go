@@ -1,0 +1,176 @@
+package driver
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shoenig/test/must"
+
+	"github.com/nomad-muster/muster/driver/rendezvous/rendezvoustest"
+	"github.com/nomad-muster/muster/internal/contract"
+)
+
+// lab is two hosts of our own, network namespaces on one bridge, each with an
+// interface named data0; Consul is on the bridge's own address.
+type lab struct {
+	t      *testing.T
+	prefix string
+	agent  *rendezvoustest.Agent
+}
+
+func (l *lab) ip(args ...string) error {
+	out, err := exec.Command("ip", args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+func newLab(t *testing.T) *lab {
+	if os.Getuid() != 0 {
+		t.Skip("only root can make network namespaces")
+	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("no ip command (Debian: iproute2)")
+	}
+	l := &lab{t: t, prefix: "mu" + randomID()[:4]}
+	bridge := l.prefix + "b"
+	if err := l.ip("link", "add", bridge, "type", "bridge"); err != nil {
+		t.Skip("no bridge may be made here: ", err)
+	}
+	t.Cleanup(func() { _ = l.ip("link", "del", bridge) })
+	must.NoError(t, l.ip("addr", "add", "198.18.77.1/24", "dev", bridge))
+	must.NoError(t, l.ip("link", "set", bridge, "up"))
+	for i := 1; i <= 2; i++ {
+		host, outside := l.host(i), fmt.Sprintf("%sv%d", l.prefix, i)
+		must.NoError(t, l.ip("netns", "add", host))
+		t.Cleanup(func() { _ = l.ip("netns", "del", host) })
+		must.NoError(t, l.ip("link", "add", outside, "type", "veth", "peer", "name", "data0", "netns", host))
+		must.NoError(t, l.ip("link", "set", outside, "master", bridge, "up"))
+		must.NoError(t, l.ip("-n", host, "addr", "add", fmt.Sprintf("198.18.77.%d/24", i+10), "dev", "data0"))
+		must.NoError(t, l.ip("-n", host, "addr", "add", fmt.Sprintf("fd77::%d/64", i+10), "dev", "data0", "nodad"))
+		must.NoError(t, l.ip("-n", host, "link", "set", "data0", "up"))
+		must.NoError(t, l.ip("-n", host, "link", "set", "lo", "up"))
+	}
+	l.agent = rendezvoustest.StartOn(t, "198.18.77.1")
+	return l
+}
+
+func (l *lab) host(i int) string { return fmt.Sprintf("%sh%d", l.prefix, i) }
+
+// cut and join the link of a host.
+func (l *lab) link(i int, state string) {
+	must.NoError(l.t, l.ip("link", "set", fmt.Sprintf("%sv%d", l.prefix, i), state))
+}
+
+// trial makes a gang with a member on each host, each under a plugin whose
+// supervisors live in the host's namespace.
+func (l *lab) trial(config map[string]any) []*trial {
+	base := newTrial(l.t, 0, nil)
+	base.planner = l.agent.Planner(l.t, base.gang)
+	self, err := os.Executable()
+	must.NoError(l.t, err)
+	var out []*trial
+	for i := 1; i <= 2; i++ {
+		tr := *base
+		script := filepath.Join(l.t.TempDir(), "plugin")
+		must.NoError(l.t, os.WriteFile(script, []byte("#!/bin/sh\nexec nsenter --net=/run/netns/"+l.host(i)+" "+self+" \"$@\"\n"), 0o755))
+		tr.plugin = newPlugin(l.t, map[string]any{"rendezvous": "consul", "interface": "data0", "consul": map[string]any{"address": l.agent.Address}})
+		tr.plugin.binary = script
+		tr.followEvents(tr.plugin)
+		tr.members = []*trialMember{newMember(l.t, taskConfig(l.t, tr.gang, fmt.Sprintf("n%d", i), config))}
+		l.t.Cleanup(tr.destroy)
+		tr.start()
+		out = append(out, &tr)
+	}
+	return out
+}
+
+// joined is the planner's view of the two.
+func joined(hosts []*trial) *trial {
+	all := *hosts[0]
+	all.members = []*trialMember{hosts[0].members[0], hosts[1].members[0]}
+	return &all
+}
+
+func TestGangAcrossHosts(t *testing.T) {
+	l := newLab(t)
+	t.Parallel()
+	hosts := l.trial(ranksConfig(t, "-steps", "5"))
+	gang := joined(hosts)
+	gang.place(1)
+	gang.freeze()
+	for i, m := range gang.record.Members {
+		must.Eq(t, fmt.Sprintf("198.18.77.%d", i+11), m.Address)
+	}
+	gang.planner.Write(gang.record)
+	for _, h := range hosts {
+		must.Eq(t, 0, h.wait(0).ExitCode)
+		h.members[0].log.await(t, h.ctx, "over 4 ranks, every sum right")
+	}
+}
+
+// A link that is cut before the release is found by the preflight, from both
+// sides where both can still tell.
+func TestCutLinkIsFoundBeforeRelease(t *testing.T) {
+	l := newLab(t)
+	t.Parallel()
+	// Only the way between the hosts is cut; both still reach Consul.
+	for i := 1; i <= 2; i++ {
+		must.NoError(t, l.ip("-n", l.host(i), "route", "add", "blackhole", fmt.Sprintf("198.18.77.%d/32", 13-i)))
+	}
+	hosts := l.trial(ranksConfig(t, "-steps", "5"))
+	gang := joined(hosts)
+	gang.place(1)
+	all := gang.planner.Await(gang.ctx, 1, "both refused", func(all map[string]contract.Report) bool {
+		n := 0
+		for _, r := range all {
+			if r.State == contract.StateRefused {
+				n++
+			}
+		}
+		return n == 2
+	})
+	for i, m := range gang.members {
+		p := all[m.cfg.AllocID+".train"].Problems[0]
+		must.Eq(t, "peer", p.What)
+		must.Eq(t, fmt.Sprintf("n%d", 2-i), p.Peer)
+	}
+}
+
+// A host that vanishes: the other is ended within the session's time and a few
+// seconds, with its name; and when it returns, it stops what it still runs.
+func TestHostVanishesAndReturns(t *testing.T) {
+	l := newLab(t)
+	t.Parallel()
+	// Ranks that do not talk, so that nothing but the driver notices.
+	hosts := l.trial(map[string]any{"launcher": "ranks", "command": []any{"/bin/sh", "-c", "echo up; sleep 300"}, "nproc_per_node": 1})
+	gang := joined(hosts)
+	gang.place(1)
+	gang.release()
+	for _, h := range hosts {
+		h.members[0].log.await(t, h.ctx, "up")
+	}
+	l.link(2, "down")
+	cut := time.Now()
+	x := hosts[0].exit(0)
+	must.Eq(t, contract.OutcomePeer, x.Outcome)
+	must.StrContains(t, x.Text, "member 1 on n2 vanished")
+	must.Less(t, 30*time.Second, time.Since(cut))
+	select {
+	case <-hosts[1].task(0).done:
+		t.Fatal("a host that is cut off by itself stops nothing")
+	default:
+	}
+	gang.record.Phase, gang.record.Reason = contract.PhaseEnded, "node-lost"
+	gang.planner.Write(gang.record)
+	l.link(2, "up")
+	y := hosts[1].exit(0)
+	must.Eq(t, contract.OutcomeKilled, y.Outcome)
+	must.StrContains(t, y.Text, "node-lost")
+}
