@@ -56,6 +56,9 @@ func newBench(t testing.TB, nodes, cards int) *bench {
 		cfgs = append(cfgs, n)
 	}
 	opts := nomadsim.Options{Nodes: cfgs, Script: b.members.script, ClientSync: 5 * time.Millisecond, Heartbeat: time.Second, EventBuffer: 100}
+	if _, ok := t.(*testing.B); ok {
+		opts.EventBuffer = 4096 // as docs/planner.md advises for large clusters
+	}
 	b.sim = nomadsim.New(t, opts)
 	b.cfg = config.Default()
 	b.cfg.Nomad.Address = b.sim.URL()

@@ -309,8 +309,10 @@ func (q *lineQueue) endedEmpty() bool {
 
 // wireEvents is one line of the stream.
 type wireEvents struct {
-	Index  uint64
-	Error  *struct{ Message string } // the last line of a stream that the server gives up
+	Index uint64
+	// Error is the last line of a stream that the server gives up: a slow reader
+	// fell out of its buffer.
+	Error  json.RawMessage
 	Events []struct {
 		Topic, Type, Key, Namespace string
 		Index                       uint64
@@ -327,8 +329,8 @@ func decodeLine(line []byte) (*wireEvents, error) {
 	if err := json.Unmarshal(line, &e); err != nil {
 		return nil, fmt.Errorf("read a line of the event stream: %w", err)
 	}
-	if e.Error != nil {
-		return nil, fmt.Errorf("the server ended the event stream: %s", e.Error.Message)
+	if len(e.Error) > 0 && string(e.Error) != "null" {
+		return nil, fmt.Errorf("the server ended the event stream: %s", e.Error)
 	}
 	if e.Index == 0 && len(e.Events) == 0 {
 		return nil, nil

@@ -282,6 +282,25 @@ func TestHalfALine(t *testing.T) {
 	o.until(t, "n1=down")
 }
 
+// A reader that fell out of the server's buffer is told so, and starts over.
+func TestDroppedFromTheBuffer(t *testing.T) {
+	t.Parallel()
+	f := newFakeNomad(t, stream{lines: []string{`{"Error":"event dropped from buffer"}` + "\n"}, stays: true}, stream{lines: []string{`{"Index":0,"Error":{"Message":"dropped"}}` + "\n"}, stays: true}, stream{stays: true})
+	f.nodes["n1"] = node("n1", "ready", 90)
+	o := follow(t, f, Timing{Probe: time.Hour})
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		o.mu.Lock()
+		sessions, errs := o.sessions, strings.Join(o.errs, "; ")
+		o.mu.Unlock()
+		if sessions == 3 {
+			must.StrContains(t, errs, "dropped")
+			break
+		}
+		must.True(t, time.Now().Before(end), must.Sprintf("%d sessions: %s", sessions, errs))
+	}
+	o.until(t, "n1=ready")
+}
+
 // A line of several megabytes is a line.
 func TestLongLine(t *testing.T) {
 	t.Parallel()
