@@ -3,8 +3,6 @@
 package nvml_test
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,9 +16,7 @@ import (
 	"github.com/nomad-muster/muster/device/health"
 	"github.com/nomad-muster/muster/device/kernlog/kernlogtest"
 	"github.com/nomad-muster/muster/device/nvml/nvmltest"
-	"github.com/nomad-muster/muster/device/sysfs/sysfstest"
 	"github.com/nomad-muster/muster/internal/contract"
-	nomad "github.com/nomad-muster/muster/internal/nomadplugin/device"
 )
 
 // C01: one lost card leaves its neighbours alone.
@@ -175,26 +171,6 @@ func TestC04Holes(t *testing.T) {
 		r.pass()
 		r.pass()
 		must.Eq(t, sent, r.count())
-	})
-}
-
-func TestMIGProfileNames(t *testing.T) {
-	t.Parallel()
-	a1 := nvmltest.Card("GPU-a1", "00000000:01:00.0")
-	a1.MIG, a1.MIGPending, a1.MaxSlices = true, true, 7
-	named := nvmltest.Slice("MIG-m1", 1, 0, 4864)
-	named.Name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-	counted := nvmltest.Slice("MIG-m2", 2, 0, 19968)
-	counted.Attributes = lib.DeviceAttributes{GpuInstanceSliceCount: 3, ComputeInstanceSliceCount: 3}
-	parted := nvmltest.Slice("MIG-m3", 3, 0, 19968)
-	parted.Attributes = lib.DeviceAttributes{GpuInstanceSliceCount: 3, ComputeInstanceSliceCount: 1}
-	a1.Slices = map[int]*nvmltest.GPU{0: named, 1: counted, 2: parted}
-	bubble(t, nvmltest.New(a1), func(r *rig) {
-		r.start()
-		for id, want := range map[string]string{"MIG-m1": "1g.5gb", "MIG-m2": "3g.20gb", "MIG-m3": "1c.3g.20gb"} {
-			g, _ := r.card(id)
-			must.Eq(t, "NVIDIA A100-SXM4-40GB MIG "+want, g.Name)
-		}
 	})
 }
 
@@ -553,100 +529,6 @@ func TestC11NotSupported(t *testing.T) {
 	})
 }
 
-// The sweep: every call of the library, with every error, for one of two cards:
-// the other stays published, unchanged.
-func TestSweep(t *testing.T) {
-	t.Parallel()
-	cards := func() []*nvmltest.GPU {
-		a, b := nvmltest.Card("GPU-a1", "00000000:01:00.0"), nvmltest.Card("GPU-a2", "00000000:02:00.0")
-		for _, g := range []*nvmltest.GPU{a, b} {
-			g.Links = map[int]nvmltest.Link{0: {Switch: true, Bus: "00000000:C0:00.0"}, 1: {Switch: true, Bus: "00000000:C0:00.0"}}
-			g.Fields = map[uint32]uint64{lib.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 1}
-		}
-		c := nvmltest.Card("GPU-a3", "00000000:03:00.0")
-		c.MIG, c.MIGPending, c.MaxSlices = true, true, 2
-		c.Slices = map[int]*nvmltest.GPU{0: nvmltest.Slice("MIG-m1", 1, 0, 4864)}
-		return []*nvmltest.GPU{a, b, c}
-	}
-	var calls []string
-	l := nvmltest.New(cards()...)
-	bubble(t, l, func(r *rig) {
-		r.start()
-		_ = r.monitor.Sample(context.Background())
-		_ = r.monitor.Sample(context.Background())
-		calls = l.Calls()
-	})
-	must.Greater(t, 35, len(calls)) // the sweep is over everything that is called
-	codes := []lib.Return{lib.ERROR_UNINITIALIZED, lib.ERROR_INVALID_ARGUMENT, lib.ERROR_NOT_SUPPORTED, lib.ERROR_NO_PERMISSION, lib.ERROR_NOT_FOUND, lib.ERROR_INSUFFICIENT_SIZE,
-		lib.ERROR_INSUFFICIENT_POWER, lib.ERROR_DRIVER_NOT_LOADED, lib.ERROR_TIMEOUT, lib.ERROR_IRQ_ISSUE, lib.ERROR_FUNCTION_NOT_FOUND, lib.ERROR_CORRUPTED_INFOROM, lib.ERROR_GPU_IS_LOST,
-		lib.ERROR_RESET_REQUIRED, lib.ERROR_OPERATING_SYSTEM, lib.ERROR_IN_USE, lib.ERROR_MEMORY, lib.ERROR_NO_DATA, lib.ERROR_INSUFFICIENT_RESOURCES, lib.ERROR_ARGUMENT_VERSION_MISMATCH,
-		lib.ERROR_DEPRECATED, lib.ERROR_NOT_READY, lib.ERROR_GPU_NOT_FOUND, lib.ERROR_INVALID_STATE, lib.ERROR_UNKNOWN, lib.Return(777)}
-	some := []lib.Return{lib.ERROR_NOT_SUPPORTED, lib.ERROR_UNKNOWN, lib.ERROR_NO_PERMISSION, lib.ERROR_GPU_IS_LOST}
-	for early, codes := range map[bool][]lib.Return{true: some, false: codes} { // from the first pass on, or later
-		t.Run(fmt.Sprint("early ", early), func(t *testing.T) {
-			t.Parallel()
-			for _, call := range calls {
-				for _, code := range codes {
-					l := nvmltest.New(cards()...)
-					fail := func(c, uuid string) lib.Return {
-						if c == call && uuid == "GPU-a2" {
-							return code
-						}
-						return lib.SUCCESS
-					}
-					bubble(t, l, func(r *rig) {
-						if early {
-							l.Fail = fail
-						}
-						r.start()
-						l.Change(func() { l.Fail = fail })
-						r.pass()
-						_ = r.monitor.Sample(context.Background())
-						what := fmt.Sprintf("%s = %d", call, code)
-						_, d := r.card("GPU-a1")
-						must.True(t, d.Healthy, must.Sprint(what))
-						_, d = r.card("MIG-m1")
-						must.True(t, d.Healthy, must.Sprint(what))
-						if call != "DeviceGetHandleByIndex" && call != "GetUUID" && code != lib.ERROR_GPU_IS_LOST && code != lib.ERROR_RESET_REQUIRED {
-							_, d = r.card("GPU-a2")
-							must.True(t, d.Healthy, must.Sprint(what)) // only that answer is missing
-						}
-						if !early {
-							r.card("GPU-a2") // seen once: never absent without a word
-						}
-					})
-				}
-			}
-		})
-	}
-}
-
-// An old driver lacks functions: each in turn, and many at once.
-func TestMissingFunctions(t *testing.T) {
-	t.Parallel()
-	all := []string{"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetFieldValues",
-		"nvmlDeviceGetMigMode", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNumGpuCores", "nvmlGpmMetricsGet", "nvmlDeviceGetTotalEnergyConsumption", "nvmlEventSetCreate", "nvmlDeviceRegisterEvents",
-		"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetName", "nvmlSystemGetCudaDriverVersion_v2"}
-	sets := [][]string{all}
-	for _, f := range all {
-		sets = append(sets, []string{f})
-	}
-	for _, set := range sets {
-		l := nvmltest.New(four()...)
-		for _, f := range set {
-			l.Missing[f] = true
-		}
-		bubble(t, l, func(r *rig) {
-			r.start()
-			must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a3+ GPU-a4+", r.cards(), must.Sprint(set))
-			if len(set) == 1 {
-				g, _ := r.card("GPU-a1")
-				must.Eq(t, int64(40960), *g.Attributes[contract.AttrMemory].Int) // the older form of the call will do
-			}
-		})
-	}
-}
-
 // C12: old kernel records are read again at each start, and not counted again.
 func TestC12HistoryIsNotCountedTwice(t *testing.T) {
 	t.Parallel()
@@ -688,196 +570,5 @@ func TestC12HistoryIsNotCountedTwice(t *testing.T) {
 		r.log.WriteSeq(5, time.Now(), "NVRM: Xid (PCI:0000:04:00): 48, x") // a number below the old ones is news
 		r.settle()
 		must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a3+ GPU-a4-", r.cards())
-	})
-}
-
-// Without driver or library, the plugin runs, lists nothing and says why, once.
-func TestNoDriver(t *testing.T) {
-	t.Parallel()
-	for ret, want := range map[lib.Return]string{lib.ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver here", lib.ERROR_DRIVER_NOT_LOADED: "modprobe nvidia"} {
-		l := nvmltest.New(four()...)
-		l.Fail = func(call, _ string) lib.Return {
-			if call == "Init" {
-				return ret
-			}
-			return lib.SUCCESS
-		}
-		bubble(t, l, func(r *rig) {
-			r.start()
-			must.SliceEmpty(t, r.last())
-			r.pass()
-			r.pass()
-			must.Eq(t, 1, strings.Count(r.logged(), want), must.Sprint(r.logged()))
-			l.Change(func() { l.Fail = nil }) // the driver is loaded: no restart needed
-			r.pass()
-			must.Eq(t, "GPU-a1+ GPU-a2+ GPU-a3+ GPU-a4+", r.cards())
-		})
-	}
-}
-
-// The same Xid from the driver's library and from the kernel log is one.
-func TestTwoTellers(t *testing.T) {
-	t.Parallel()
-	gpus := four()
-	l := nvmltest.New(gpus...)
-	bubble(t, l, func(r *rig) {
-		r.start()
-		l.Change(func() {
-			l.Events = []lib.EventData{{Device: gpus[0], EventType: lib.EventTypeXidCriticalError, EventData: 119, GpuInstanceId: 0xFFFFFFFF, ComputeInstanceId: 0xFFFFFFFF}}
-		})
-		time.Sleep(1500 * time.Millisecond)
-		r.xid("PCI:0000:01:00", 119)
-		must.Eq(t, 1, r.status("GPU-a1").Health.Xids[119])
-		must.Len(t, 1, r.status("GPU-a1").Health.Strikes)
-
-		// NVML cannot tell a fatal NVLink 5 error from one that is not; the
-		// kernel log's line does.
-		l.Change(func() {
-			l.Events = []lib.EventData{{Device: gpus[1], EventType: lib.EventTypeXidCriticalError, EventData: 149, GpuInstanceId: 0xFFFFFFFF, ComputeInstanceId: 0xFFFFFFFF}}
-		})
-		time.Sleep(1500 * time.Millisecond)
-		synctest.Wait()
-		must.True(t, r.level("GPU-a2").Usable())
-		r.log.Write(time.Now(), "NVRM: Xid (PCI:0000:02:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6)")
-		r.settle()
-		must.Eq(t, health.Draining, r.level("GPU-a2"))
-		must.Eq(t, 1, r.status("GPU-a2").Health.Xids[149])
-	})
-}
-
-// A swapped card starts clean; the old one's record waits for its return.
-func TestSwappedCard(t *testing.T) {
-	t.Parallel()
-	gpus := four()
-	l := nvmltest.New(slices.Clone(gpus)...)
-	bubble(t, l, func(r *rig) {
-		r.start()
-		r.xid("PCI:0000:02:00", 54)
-		must.Eq(t, health.Quarantined, r.level("GPU-a2"))
-		r.stop()
-		l.Change(func() { l.GPUs[1] = nvmltest.Card("GPU-new", "00000000:02:00.0") })
-		r.start()
-		must.Eq(t, "GPU-a1+ GPU-a3+ GPU-a4+ GPU-new+", r.cards())
-		r.stop()
-		l.Change(func() { l.GPUs[1] = gpus[1] })
-		r.start()
-		must.Eq(t, "GPU-a1+ GPU-a2- GPU-a3+ GPU-a4+", r.cards())
-	})
-}
-
-// What nobody can vouch for is unhealthy: a damaged record of a card's health.
-func TestReservations(t *testing.T) {
-	t.Parallel()
-	l := nvmltest.New(four()...)
-	bubble(t, l, func(r *rig) {
-		r.start()
-		got, err := r.plugin.Reserve(context.Background(), []string{"GPU-a4", "GPU-a1"})
-		must.NoError(t, err)
-		must.Eq(t, &nomad.Reservation{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-a1,GPU-a4", "CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-a4", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}}, got)
-		r.xid("PCI:0000:01:00", 48)
-		_, err = r.plugin.Reserve(context.Background(), []string{"GPU-a1", "GPU-zz", "GPU-a2", "GPU-a2"})
-		must.ErrorContains(t, err, "GPU-a1 is draining: Xid 48")
-		must.ErrorContains(t, err, "GPU-zz is not on this node")
-		must.ErrorContains(t, err, "GPU-a2 is named twice")
-		_, err = r.plugin.Reserve(context.Background(), nil)
-		must.Error(t, err)
-	})
-}
-
-// A node of eight cards with everything that the library tells of them.
-func TestFullNode(t *testing.T) {
-	t.Parallel()
-	var gpus []*nvmltest.GPU
-	for i := range 8 {
-		g := nvmltest.Card(fmt.Sprintf("GPU-332e543e-09a0-7997-13cb-fa7775eea0c%d", i), fmt.Sprintf("00000000:%02X:00.0", 16*i+1))
-		g.Name, g.Minor, g.Used = "NVIDIA H100 80GB HBM3", i, 1000
-		g.Links = map[int]nvmltest.Link{}
-		for n := range 18 {
-			g.Links[n] = nvmltest.Link{Switch: true, Bus: fmt.Sprintf("00000000:C%d:00.0", n%4)}
-		}
-		gpus = append(gpus, g)
-	}
-	l := nvmltest.New(gpus...)
-	bubble(t, l, func(r *rig) {
-		files := map[string]string{"dev/nvidiactl": "", "dev/nvidia-uvm": "", "sys/module/nvidia/version": "580.95.05"}
-		for i := range 8 {
-			files[fmt.Sprintf("dev/nvidia%d", i)] = ""
-			sysfstest.PCI(files, fmt.Sprintf("pci0000:%02x/0000:%02x:01.0/0000:%02x:00.0", 16*i, 16*i, 16*i+1), map[string]string{"numa_node": fmt.Sprint(i / 4)})
-		}
-		sysfstest.Add(t, r.root, files)
-		r.start()
-		g, _ := r.card(gpus[3].UUID)
-		for name, want := range map[string]string{contract.AttrDriver: "580.95.05", contract.AttrCUDA: "13.0", contract.AttrCompute: "8.0", contract.AttrSource: "nvml", contract.AttrNVLink: "3.0"} {
-			must.Eq(t, want, *g.Attributes[name].String)
-		}
-		for name, want := range map[string]string{contract.AttrMemory: "40960 MiB", contract.AttrPower: "400 W", contract.AttrBAR1: "65536 MiB", contract.AttrPCIeBandwidth: "31504 MB/s", contract.AttrCores: "6912 ", contract.AttrNVLinkCount: "18 "} {
-			must.Eq(t, want, fmt.Sprintf("%d %s", *g.Attributes[name].Int, g.Attributes[name].Unit))
-		}
-		cards, err := contract.DecodeCards(*g.Attributes[contract.AttrCards].String)
-		must.NoError(t, err)
-		must.Len(t, 28, cards.Links)
-		must.Eq(t, contract.Link{A: 0, B: 1, Count: 18}, cards.Links[0])
-		must.Eq(t, 1, *cards.Cards[4].NUMA)
-		size := func() int {
-			text, err := json.Marshal(r.last())
-			must.NoError(t, err)
-			return len(text)
-		}
-		t.Logf("a healthy node of eight: %d bytes", size())
-		must.Less(t, 6<<10, size())
-		for i := range 8 {
-			r.xid(fmt.Sprintf("PCI:0000:%02X:00", 16*i+1), 79)
-		}
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
-		t.Logf("all of them off the bus: %d bytes", size())
-		must.Less(t, 6<<10, size())
-
-		res := gpus[3].UUID
-		samples := r.monitor.Sample(context.Background())
-		must.Nil(t, samples[res].SMActive) // activity is what happened between two looks
-		samples = r.monitor.Sample(context.Background())
-		must.Eq(t, 0.875, *samples[res].SMActive)
-		must.Eq(t, 0.4, *samples[res].TensorActive)
-		must.Eq(t, 250.5, *samples[res].Power)
-		must.Eq(t, 1000, *samples[res].MemUsed)
-		must.Eq(t, 1, *samples[res].RemappedCorrectable)
-	})
-}
-
-// A slice comes with the files that open it.
-func TestSliceFiles(t *testing.T) {
-	t.Parallel()
-	a1 := nvmltest.Card("GPU-a1", "00000000:01:00.0")
-	a1.MIG, a1.MIGPending, a1.MaxSlices, a1.Minor = true, true, 7, 2
-	a1.Slices = map[int]*nvmltest.GPU{0: nvmltest.Slice("MIG-m1", 5, 0, 4864)}
-	bubble(t, nvmltest.New(a1), func(r *rig) {
-		sysfstest.Add(t, r.root, map[string]string{"dev/nvidia2": "", "dev/nvidiactl": "",
-			"proc/driver/nvidia/capabilities/gpu2/mig/gi5/access": "DeviceFileMinor: 48\nDeviceFileMode: 292\nDeviceFileModify: 1", "proc/driver/nvidia/capabilities/gpu2/mig/gi5/ci0/access": "DeviceFileMinor: 49\nDeviceFileMode: 292"})
-		r.start()
-		res, err := r.plugin.Reserve(context.Background(), []string{"MIG-m1"})
-		must.NoError(t, err)
-		must.Eq(t, "MIG-m1", res.Env["CUDA_VISIBLE_DEVICES"])
-		var files []string
-		for _, n := range res.Devices {
-			files = append(files, n.HostPath)
-		}
-		must.Eq(t, []string{"/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap48", "/dev/nvidia-caps/nvidia-cap49"}, files)
-	})
-}
-
-// Another driver was loaded: what waits for a reset is over.
-func TestDriverUpdate(t *testing.T) {
-	t.Parallel()
-	bubble(t, nvmltest.New(four()...), func(r *rig) {
-		sysfstest.Add(t, r.root, map[string]string{"sys/module/nvidia/version": "570.86.15"})
-		r.start()
-		r.xid("PCI:0000:01:00", 119)
-		must.Eq(t, health.Draining, r.level("GPU-a1"))
-		r.pass()
-		must.Eq(t, health.Draining, r.level("GPU-a1"))
-		sysfstest.Add(t, r.root, map[string]string{"sys/module/nvidia/version": "580.95.05"})
-		r.pass()
-		must.Eq(t, health.Suspect, r.level("GPU-a1"))
 	})
 }
