@@ -358,10 +358,30 @@ func TestLostNodes(t *testing.T) {
 				look(c.back)
 				return
 			}
+			defer func() {
+				if t.Failed() {
+					dump(t, sim, "j")
+				}
+			}()
 			eventually(t, "one of the two is stopped", func() bool {
 				s := statuses(t, sim.Client(), "j")
 				return s["running"] == 1 && s["complete"] == 1
 			})
 		})
+	}
+}
+
+// dump tells what became of a job.
+func dump(t *testing.T, sim *nomadsim.Cluster, job string) {
+	ev, _, err := sim.Client().Jobs().Evaluations(job, nil)
+	must.NoError(t, err)
+	slices.SortFunc(ev, func(a, b *api.Evaluation) int { return int(a.CreateIndex) - int(b.CreateIndex) })
+	for _, e := range ev {
+		t.Log(e.CreateIndex, e.ModifyIndex, e.TriggeredBy, e.Status, e.StatusDescription, e.WaitUntil, e.ID[:4], e.SnapshotIndex)
+	}
+	list, _, err := sim.Client().Jobs().Allocations(job, true, nil)
+	must.NoError(t, err)
+	for _, a := range list {
+		t.Log(a.ID[:4], a.Name, a.ClientStatus, a.DesiredStatus, a.DesiredDescription, a.ModifyIndex, a.NextAllocation, a.FollowupEvalID)
 	}
 }

@@ -264,6 +264,13 @@ func (c *Cluster) newID() string {
 	return formatID(a, b)
 }
 
+// jitter is a random duration of at most so long.
+func (c *Cluster) jitter(most time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Duration(c.rng.Int64N(int64(max(most, 0)) + 1))
+}
+
 func formatID(a, b uint64) string {
 	return fmt.Sprintf("%08x-%04x-%04x-%04x-%012x", a>>32, a>>16&0xffff, a&0xffff, b>>48, b&0xffffffffffff)
 }

@@ -1,6 +1,7 @@
 package nomadsim
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -53,6 +54,10 @@ func (c *Cluster) jobFromAPI(in *api.Job, namespace string) (*wire.Job, error) {
 	if at := nullIn(reflect.ValueOf(in), "Job"); at != "" {
 		return nil, fail(http.StatusBadRequest, "%s is null", at)
 	}
+	own := make([]bool, len(in.TaskGroups)) // which groups ask for an update block themselves
+	for i, g := range in.TaskGroups {
+		own[i] = g != nil && g.Update != nil
+	}
 	in.Canonicalize()
 	b, err := json.Marshal(in)
 	if err != nil {
@@ -71,9 +76,18 @@ func (c *Cluster) jobFromAPI(in *api.Job, namespace string) (*wire.Job, error) {
 	}
 	// Of a job's own update block a server keeps only these; the groups have the rest.
 	j.Update = wire.UpdateStrategy{Stagger: j.Update.Stagger, MaxParallel: j.Update.MaxParallel}
-	for _, g := range j.TaskGroups {
+	for i, g := range j.TaskGroups {
 		if j.Type == wire.TypeBatch || j.Type == wire.TypeSysBatch {
-			g.Update = nil
+			if !own[i] {
+				g.Update = nil
+			}
+		}
+		for _, n := range g.Networks {
+			for _, ports := range [][]wire.Port{n.ReservedPorts, n.DynamicPorts} {
+				for i := range ports {
+					ports[i].HostNetwork = cmp.Or(ports[i].HostNetwork, "default")
+				}
+			}
 		}
 		if g.Scaling != nil {
 			g.Scaling.ID, g.Scaling.CreateIndex, g.Scaling.ModifyIndex = "", 0, 0

@@ -120,6 +120,9 @@ func infoOf(dir string, info fs.FileInfo) fileInfo {
 
 // fsPath finds a file of an allocation; secrets are not given out.
 func fsPath(d taskDirs, al *wire.Allocation, path string) (string, error) {
+	if rel := filepath.Clean(strings.TrimLeft(path, "/")); rel == ".." || strings.HasPrefix(rel, "../") {
+		return "", errors.New("Path escapes the alloc directory")
+	}
 	full := filepath.Join(d.alloc, filepath.Join("/", path))
 	resolved, err := filepath.EvalSymlinks(full)
 	if err != nil {
@@ -179,11 +182,11 @@ func (q *request) fsLogs(r *allocRun, d taskDirs) (any, error) {
 		return nil, fail(http.StatusBadRequest, "must provide task name")
 	}
 	if kind != "stdout" && kind != "stderr" {
-		return nil, fail(http.StatusBadRequest, `log type must be one of {"stdout", "stderr"}`)
+		return nil, fail(http.StatusBadRequest, "must provide log type (stdout/stderr)")
 	}
 	t := r.task(task)
 	if t == nil {
-		return nil, fail(http.StatusNotFound, "unknown task name %q", task)
+		return nil, fail(http.StatusBadRequest, "unknown task name %q", task)
 	}
 	r.mu.Lock()
 	started := t.start > 0

@@ -276,6 +276,9 @@ func (q *request) index(index uint64) {
 
 func (q *request) decode(v any) error {
 	if err := json.NewDecoder(q.r.Body).Decode(v); err != nil {
+		if errors.Is(err, io.EOF) {
+			return fail(http.StatusBadRequest, "Request body is empty")
+		}
 		return fail(http.StatusBadRequest, "%v", err)
 	}
 	return nil
@@ -319,7 +322,7 @@ func page[T any](q *request, list []T, key func(T) string) ([]T, error) {
 	if s := q.q.Get("per_page"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {
-			return nil, fail(http.StatusBadRequest, "Failed to parse per_page: %v", err)
+			return nil, fail(http.StatusBadRequest, "Expect a number for `per_page` query string parameter")
 		}
 		if n > 0 && len(list) > n {
 			q.w.Header().Set("X-Nomad-NextToken", key(list[n]))

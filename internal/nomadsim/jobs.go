@@ -72,10 +72,10 @@ func (c *Cluster) registerJob(r registration) (*jobWrite, error) {
 		}
 		snap := c.store.Snapshot()
 		if snap.Namespace(j.Namespace) == nil {
-			return fmt.Errorf("job %q is in nonexistent namespace %q", j.ID, j.Namespace)
+			return faults{fmt.Errorf("job %q is in nonexistent namespace %q", j.ID, j.Namespace)}
 		}
 		if snap.NodePool(j.NodePool) == nil {
-			return fmt.Errorf("job %q is in nonexistent node pool %q", j.ID, j.NodePool)
+			return faults{fmt.Errorf("job %q is in nonexistent node pool %q", j.ID, j.NodePool)}
 		}
 		if old != nil {
 			if err := mayReplace(old, j); err != nil {
@@ -299,6 +299,9 @@ func warnings(j *wire.Job) string {
 			f.add("Group %q has warnings: %v", g.Name, faults{fmt.Errorf("Update max parallel count is greater than task group count (%d > %d). A destructive change would result in the simultaneous replacement of all allocations.", g.Update.MaxParallel, g.Count)})
 		}
 	}
+	if j.Periodic != nil && j.Periodic.Spec != "" {
+		f.add("cron is deprecated and may be removed in a future release. Use crons instead")
+	}
 	if len(f) == 0 {
 		return ""
 	}
@@ -306,7 +309,11 @@ func warnings(j *wire.Job) string {
 	for i, e := range f {
 		lines[i] = "* " + e.Error()
 	}
-	return fmt.Sprintf("%d warning(s):\n\n%s", len(f), strings.Join(lines, "\n"))
+	noun := "warnings"
+	if len(f) == 1 {
+		noun = "warning"
+	}
+	return fmt.Sprintf("%d %s:\n\n%s", len(f), noun, strings.Join(lines, "\n"))
 }
 
 // jobPaths are the endings that make a path under /v1/job/ something else than a job's id, which may have slashes.

@@ -261,7 +261,7 @@ func (q *request) versionTag(id, name string) (any, error) {
 		case v == nil:
 			return fmt.Errorf("job %q version %d not found", id, version)
 		case named != nil && named.Version != version:
-			return fmt.Errorf("%q already exists on a different version of job %q", name, id)
+			return fmt.Errorf("tag %q already exists on a different version of job %q", name, id)
 		}
 		j := *v
 		j.VersionTag = tag

@@ -371,13 +371,17 @@ func TestLiveTaskOutlivesAgentAndPlugin(t *testing.T) {
 // simDir is the task's folder, found by what its own process sees.
 func simDir(t *testing.T, c *api.Client, a *api.Allocation) string {
 	t.Helper()
-	pid := strings.TrimSpace(readLog(t, c, a))
+	var pid string
+	eventually(t, "the process has said who it is", func() bool {
+		pid = strings.TrimSpace(readLog(t, c, a))
+		return pid != ""
+	})
 	dir, err := os.Readlink("/proc/" + pid + "/cwd")
 	if err == nil {
-		dirs.Store(a.ID, dir)
+		dirs.Store(t.Name(), dir)
 		return dir
 	}
-	v, ok := dirs.Load(a.ID)
+	v, ok := dirs.Load(t.Name()) // it has ended meanwhile
 	must.True(t, ok)
 	return v.(string)
 }
@@ -412,6 +416,7 @@ func TestRawExec(t *testing.T) {
 	_, c, _ := live(t)
 	j := gang("raw", 1, 0)
 	j.TaskGroups[0].Tasks[0].Config = map[string]any{"command": "sh", "args": []string{"-c", "echo ${NOMAD_ALLOC_INDEX}; exec sleep 60"}}
+	j.TaskGroups[0].Tasks[0].KillSignal = "SIGTERM" // which no caller of the test can have had ignored
 	register(t, c, j)
 	eventually(t, "it runs", func() bool { return statuses(t, c, "raw")["running"] == 1 })
 	a := oneAlloc(t, c, "raw")
@@ -421,5 +426,5 @@ func TestRawExec(t *testing.T) {
 	eventually(t, "it ends", func() bool { return statuses(t, c, "raw")["complete"] == 1 })
 	a = oneAlloc(t, c, "raw")
 	ev := a.TaskStates["train"].Events
-	must.Eq(t, "Exit Code: 130, Signal: 2", ev[len(ev)-2].DisplayMessage)
+	must.Eq(t, "Exit Code: 143, Signal: 15", ev[len(ev)-2].DisplayMessage)
 }

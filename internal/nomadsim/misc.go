@@ -198,6 +198,9 @@ func (q *request) namespaceOne(name string) (any, error) {
 // searchLimit is how many matches of a kind a search gives.
 const searchLimit = 20
 
+// searchContexts are what can be searched, in the order in which a server names them.
+var searchContexts = []string{"allocs", "jobs", "nodes", "node_pools", "evals", "deployment", "plugins", "volumes", "scaling_policy", "vars", "namespaces", "host_volumes"}
+
 // search finds ids by prefix.
 func (q *request) search(string) (any, error) {
 	if err := q.write(); err != nil {
@@ -207,11 +210,48 @@ func (q *request) search(string) (any, error) {
 	if err := q.decode(&body); err != nil {
 		return nil, err
 	}
-	s := q.c.store.Snapshot()
+	all := body.Context == "" || body.Context == "all"
+	if !all && !slices.Contains(searchContexts, body.Context) {
+		return nil, fmt.Errorf("context must be one of %v or 'all' for all contexts; got %q", searchContexts, body.Context)
+	}
+	s, p, uuid := q.c.store.Snapshot(), body.Prefix, isIDPrefix(body.Prefix)
 	matches, cut := map[string][]string{}, map[string]bool{}
 	index := uint64(0)
-	add := func(context string, table store.Table, ids iter.Seq[string]) {
-		list := []string{}
+	mine := func(namespace string) bool { return q.namespace == "*" || q.namespace == namespace }
+	for _, context := range searchContexts {
+		if !all && body.Context != context {
+			continue
+		}
+		var ids iter.Seq[string]
+		table := store.Jobs
+		switch context {
+		case "jobs":
+			ids = seqOf(s.Jobs(q.namespace, p), func(j *wire.Job) (string, bool) { return j.ID, true })
+		case "evals":
+			ids, table = seqOf(s.Evals(p), func(e *wire.Evaluation) (string, bool) { return e.ID, mine(e.Namespace) }), store.Evals
+		case "allocs":
+			ids, table = seqOf(s.Allocs(p), func(a *wire.Allocation) (string, bool) { return a.ID, mine(a.Namespace) }), store.Allocs
+		case "nodes":
+			ids, table = seqOf(s.Nodes(p), func(n *wire.Node) (string, bool) { return n.ID, true }), store.Nodes
+		case "deployment":
+			ids, table = seqOf(s.Deployments(p), func(d *wire.Deployment) (string, bool) { return d.ID, mine(d.Namespace) }), store.Deployments
+		case "node_pools":
+			ids, table = seqOf(s.NodePools(p), func(n *wire.NodePool) (string, bool) { return n.Name, true }), store.NodePools
+		case "namespaces":
+			ids, table = seqOf(s.Namespaces(p), func(n *wire.Namespace) (string, bool) { return n.Name, true }), store.Namespaces
+		case "vars":
+			ids, table = seqOf(s.Variables(q.namespace, p), func(v *wire.Variable) (string, bool) { return v.Path, true }), store.Variables
+		default: // there are none of them
+			ids = func(func(string) bool) {}
+		}
+		if byID := slices.Contains([]string{"evals", "allocs", "nodes", "deployment"}, context); byID && !uuid {
+			if all {
+				continue // nothing has such an id
+			}
+			ids = func(func(string) bool) {}
+		}
+		var list []string
+		cut[context] = false
 		for id := range ids {
 			if len(list) == searchLimit {
 				cut[context] = true
@@ -219,47 +259,8 @@ func (q *request) search(string) (any, error) {
 			}
 			list = append(list, id)
 		}
-		if _, ok := cut[context]; !ok {
-			cut[context] = false
-		}
-		if len(list) > 0 || body.Context != "" && body.Context != "all" {
-			matches[context] = list
-		}
+		matches[context] = list
 		index = max(index, s.TableIndex(table))
-	}
-	mine := func(namespace string) bool { return q.namespace == "*" || q.namespace == namespace }
-	wants := func(context string) bool {
-		return body.Context == context || body.Context == "" || body.Context == "all"
-	}
-	uuid := isIDPrefix(body.Prefix)
-	p := body.Prefix
-	known := []string{"jobs", "evals", "allocs", "nodes", "node_pools", "deployment", "namespaces", "vars", "plugins", "volumes", "host_volumes", "scaling_policy", "all", ""}
-	if !slices.Contains(known, body.Context) {
-		return nil, fmt.Errorf("context must be one of %v or 'all' for all contexts; got %q", known, body.Context)
-	}
-	if wants("jobs") {
-		add("jobs", store.Jobs, seqOf(s.Jobs(q.namespace, p), func(j *wire.Job) (string, bool) { return j.ID, true }))
-	}
-	if wants("evals") && uuid {
-		add("evals", store.Evals, seqOf(s.Evals(p), func(e *wire.Evaluation) (string, bool) { return e.ID, mine(e.Namespace) }))
-	}
-	if wants("allocs") && uuid {
-		add("allocs", store.Allocs, seqOf(s.Allocs(p), func(a *wire.Allocation) (string, bool) { return a.ID, mine(a.Namespace) }))
-	}
-	if wants("nodes") && uuid {
-		add("nodes", store.Nodes, seqOf(s.Nodes(p), func(n *wire.Node) (string, bool) { return n.ID, true }))
-	}
-	if wants("node_pools") {
-		add("node_pools", store.NodePools, seqOf(s.NodePools(p), func(n *wire.NodePool) (string, bool) { return n.Name, true }))
-	}
-	if wants("deployment") && uuid {
-		add("deployment", store.Deployments, seqOf(s.Deployments(p), func(d *wire.Deployment) (string, bool) { return d.ID, mine(d.Namespace) }))
-	}
-	if wants("namespaces") {
-		add("namespaces", store.Namespaces, seqOf(s.Namespaces(p), func(n *wire.Namespace) (string, bool) { return n.Name, true }))
-	}
-	if wants("vars") {
-		add("vars", store.Variables, seqOf(s.Variables(q.namespace, p), func(v *wire.Variable) (string, bool) { return v.Path, true }))
 	}
 	q.meta(index)
 	return map[string]any{"Matches": matches, "Truncations": cut, "Index": index, "LastContact": 0, "KnownLeader": true, "NextToken": ""}, nil

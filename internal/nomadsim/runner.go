@@ -68,7 +68,7 @@ func newAllocRun(a *agent, al *wire.Allocation) *allocRun {
 		if t.Lifecycle != nil && !t.Lifecycle.Sidecar {
 			always = false
 		}
-		r.tasks[t.Name] = &taskRun{r: r, name: t.Name, spec: t, state: taskstate.New(now), restarts: taskstate.Restarts{Policy: policy, Always: always}}
+		r.tasks[t.Name] = &taskRun{r: r, name: t.Name, spec: t, state: taskstate.New(now), restarts: taskstate.Restarts{Policy: policy, Always: always, Jitter: a.c.jitter}}
 		r.order = append(r.order, t.Name)
 	}
 	return r

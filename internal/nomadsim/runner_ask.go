@@ -21,7 +21,7 @@ func (r *allocRun) signal(task, signal string) error {
 			if !t.live {
 				if task != "" {
 					r.mu.Unlock()
-					return fmt.Errorf("Failed to signal task: %s, err: Task not running", name)
+					return fmt.Errorf("Task not running")
 				}
 				continue
 			}
@@ -35,6 +35,9 @@ func (r *allocRun) signal(task, signal string) error {
 	for _, t := range to {
 		t.note(taskstate.Signal(r.a.c.clock.Now(), signal))
 		if err := r.a.driver.signal(t, signal); err != nil {
+			if task != "" {
+				return err
+			}
 			return fmt.Errorf("Failed to signal task: %s, err: %v", t.name, err)
 		}
 	}
@@ -45,6 +48,9 @@ func (r *allocRun) signal(task, signal string) error {
 func (r *allocRun) restart(task string, all bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.stopping || r.done() {
+		return fmt.Errorf("restart of an alloc that should not run")
+	}
 	found := false
 	for _, name := range r.order {
 		t := r.tasks[name]

@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/hashicorp/cronexpr"
 	goversion "github.com/hashicorp/go-version"
 
 	"github.com/nomad-muster/muster/internal/nomadsim/wire"
@@ -104,11 +108,32 @@ func (c *Cluster) validateJob(j *wire.Job) faults {
 	if j.Periodic != nil && j.Periodic.Enabled && !batch {
 		f.add("Periodic can only be used with %q or %q scheduler", wire.TypeBatch, wire.TypeSysBatch)
 	}
+	if p := j.Periodic; p != nil && p.Enabled {
+		var pf faults
+		for _, spec := range append(slices.Clone(p.Specs), p.Spec) {
+			if spec == "" {
+				continue
+			}
+			if _, err := cronexpr.Parse(spec); err != nil {
+				pf.add("Invalid cron spec %q: %v", spec, err)
+			}
+		}
+		if len(pf) > 0 {
+			f.add("%v", pf)
+		}
+	}
 	if j.IsParameterized() && !batch {
 		f.add("Parameterized job can only be used with %q or %q scheduler", wire.TypeBatch, wire.TypeSysBatch)
 	}
 	if j.Priority < 1 || j.Priority > maxPriority {
 		f.add("job priority must be between [1, %d]", maxPriority)
+	}
+	snap := c.store.Snapshot()
+	if snap.Namespace(j.Namespace) == nil {
+		f.add("job %q is in nonexistent namespace %q", j.ID, j.Namespace)
+	}
+	if snap.NodePool(j.NodePool) == nil {
+		f.add("job %q is in nonexistent node pool %q", j.ID, j.NodePool)
 	}
 	return f
 }
@@ -129,10 +154,10 @@ func validateGroup(j *wire.Job, g *wire.TaskGroup) faults {
 			f.add("stop_on_client_after cannot be negative")
 		}
 		if d.StopOnClientAfter != nil && d.LostAfter != 0 {
-			f.add("Disconnect cannot be configured with both lost_after and stop_on_client_after")
+			f.add("Disconnect cannot be configured with both lost_after and stop_after")
 		}
 		if d.LostAfter < 0 {
-			f.add("lost_after cannot be negative")
+			f.add("lost_after cannot be a negative duration")
 		}
 		switch d.Reconcile {
 		case "", "keep_original", "keep_replacement", "best_score", "longest_running":
@@ -170,6 +195,8 @@ func validateGroup(j *wire.Job, g *wire.TaskGroup) faults {
 		f.add("System or sysbatch jobs should not have a reschedule policy")
 	case !system && g.ReschedulePolicy == nil:
 		f.add("Task Group %v should have a reschedule policy", g.Name)
+	case !system:
+		reschedule(&f, g.ReschedulePolicy)
 	}
 	if g.EphemeralDisk == nil {
 		f.add("Task Group %v should have an ephemeral disk object", g.Name)
@@ -222,6 +249,33 @@ func validateGroup(j *wire.Job, g *wire.TaskGroup) faults {
 	return f
 }
 
+// reschedule lists what is wrong with a policy.
+func reschedule(f *faults, r *wire.ReschedulePolicy) {
+	if !r.Enabled() {
+		return
+	}
+	const least = 5 * time.Second
+	if r.Delay < least {
+		f.add("Delay cannot be less than %v (got %v)", least, r.Delay)
+	}
+	switch r.DelayFunction {
+	case "constant", "exponential", "fibonacci":
+	default:
+		f.add("Invalid delay function %q, must be one of %q", r.DelayFunction, []string{"constant", "exponential", "fibonacci"})
+	}
+	if r.DelayFunction != "constant" {
+		if r.MaxDelay < least {
+			f.add("Max Delay cannot be less than %v (got %v)", least, r.Delay)
+		}
+		if r.MaxDelay < r.Delay {
+			f.add("Max Delay cannot be less than Delay %v (got %v)", r.Delay, r.MaxDelay)
+		}
+	}
+	if !r.Unlimited && r.Interval < least {
+		f.add("Interval cannot be less than %v (got %v)", least, r.Interval)
+	}
+}
+
 func validateTask(j *wire.Job, g *wire.TaskGroup, t *wire.Task) faults {
 	var f faults
 	if t.Name == "" {
@@ -247,14 +301,18 @@ func validateTask(j *wire.Job, g *wire.TaskGroup, t *wire.Task) faults {
 	if r := t.Resources; r == nil {
 		f.add("Missing task resources")
 	} else {
+		var least faults
 		switch {
 		case r.Cores > 0 && r.CPU > 0:
 			f.add("Task can only ask for 'cpu' or 'cores' resource, not both.")
 		case r.CPU < 1 && r.Cores < 1:
-			f.add("minimum CPU value is 1; got %d", r.CPU)
+			least.add("minimum CPU value is 1; got %d", r.CPU)
 		}
 		if r.MemoryMB < 10 {
-			f.add("minimum MemoryMB value is 10; got %d", r.MemoryMB)
+			least.add("minimum MemoryMB value is 10; got %d", r.MemoryMB)
+		}
+		if len(least) > 0 {
+			f.add("%v", faults{least})
 		}
 		for i, d := range r.Devices {
 			if d.Name == "" {
@@ -277,7 +335,7 @@ func validateTask(j *wire.Job, g *wire.TaskGroup, t *wire.Task) faults {
 			f.add("minimum file size is 1MB; got %d", l.MaxFileSizeMB)
 		}
 		if g.EphemeralDisk != nil && l.MaxFiles*l.MaxFileSizeMB > g.EphemeralDisk.SizeMB {
-			f.add("log storage (%d MB) must be less than requested disk capacity (%d MB)", l.MaxFiles*l.MaxFileSizeMB, g.EphemeralDisk.SizeMB)
+			f.add("%v", faults{fmt.Errorf("log storage (%d MB) must be less than requested disk capacity (%d MB)", l.MaxFiles*l.MaxFileSizeMB, g.EphemeralDisk.SizeMB)})
 		}
 	}
 	constraints(&f, t.Constraints)
@@ -307,6 +365,11 @@ func validateTask(j *wire.Job, g *wire.TaskGroup, t *wire.Task) faults {
 			f.add("Template %d has same destination as %d", i+1, at)
 		} else {
 			dest[tm.DestPath] = i + 1
+		}
+	}
+	for i, a := range t.Artifacts {
+		if source, _ := a["GetterSource"].(string); source == "" {
+			f.add("Artifact %d validation failed: %v", i+1, faults{errors.New("source must be specified")})
 		}
 	}
 	for i, m := range t.VolumeMounts {
@@ -349,8 +412,14 @@ func validateConstraint(c *wire.Constraint) faults {
 		if _, err := goversion.NewConstraint(c.RTarget); err != nil {
 			f.add("Semver constraint is invalid: %v", err)
 		}
-	case "distinct_property", "=", "==", "is", "!=", "not", "<", "<=", ">", ">=":
-		if c.RTarget == "" && c.Operand != "distinct_property" {
+	case "distinct_property":
+		if c.RTarget != "" {
+			if _, err := strconv.ParseUint(c.RTarget, 10, 64); err != nil {
+				f.add("Failed to convert RTarget %q to uint64: %v", c.RTarget, err)
+			}
+		}
+	case "=", "==", "is", "!=", "not", "<", "<=", ">", ">=":
+		if c.RTarget == "" {
 			f.add("Operator %q requires an RTarget", c.Operand)
 		}
 	case "is_set", "is_not_set":

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/nomadsim/store"
@@ -97,7 +98,10 @@ func (q *request) readVariable(path string) (*wire.Variable, error) {
 	}
 	v.Path = path
 	if !pathRule.MatchString(path) {
-		return nil, fail(http.StatusBadRequest, "invalid path %q", path)
+		return nil, fail(http.StatusBadRequest, "RPC Error:: 400,invalid path %q", path)
+	}
+	if strings.HasPrefix(path, "nomad/") && path != "nomad/jobs" && path != "nomad/job-templates" && !strings.HasPrefix(path, "nomad/jobs/") && !strings.HasPrefix(path, "nomad/job-templates/") {
+		return nil, fail(http.StatusBadRequest, `RPC Error:: 400,only paths at "nomad/jobs" or "nomad/job-templates" and below are valid paths under the top-level "nomad" directory`)
 	}
 	if path == "nomad" || path == "nomad/jobs/" {
 		return nil, fail(http.StatusBadRequest, "%q is a reserved top-level directory path", path)

@@ -128,12 +128,10 @@ func (p *planner) place(pl placement, idx *names) {
 
 // annotatePrevious notes in the plan's copy of a rescheduled allocation how that went.
 func (p *planner) annotatePrevious(prev *wire.Allocation, note string) {
-	for _, list := range [][]*wire.Allocation{p.plan.Stopped, p.plan.Placed} {
-		for _, a := range list {
-			if a.ID == prev.ID {
-				a.RescheduleTracker = annotated(a.RescheduleTracker, note)
-				return
-			}
+	for _, a := range p.plan.Placed { // what is stopped travels without its tracker
+		if a.ID == prev.ID {
+			a.RescheduleTracker = annotated(a.RescheduleTracker, note)
+			return
 		}
 	}
 }

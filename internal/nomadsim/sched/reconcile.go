@@ -221,7 +221,7 @@ func (r *reconciler) group(name string, all []*wire.Allocation) {
 		followup[id] = e
 	}
 	if len(later) > 0 {
-		ids := r.laterEvals(later, wire.TriggerRetryFailedAlloc, "created for delayed rescheduling")
+		ids := r.laterEvals(later, wire.TriggerReschedule, "created for delayed rescheduling")
 		for _, l := range later {
 			if u := unknownNow[l.alloc.ID]; u != nil {
 				u.FollowupEvalID = ids[l.alloc.ID]

@@ -296,7 +296,8 @@ const (
 // Restarts follows a task's restart policy. The zero value is not of use: set Policy.
 type Restarts struct {
 	Policy  *wire.RestartPolicy
-	Always  bool // services and system jobs start again after a success, too
+	Always  bool                                   // services and system jobs start again after a success, too
+	Jitter  func(most time.Duration) time.Duration // what is added to a delay, up to a quarter of it; nil: nothing
 	count   int
 	started time.Time
 }
@@ -311,6 +312,9 @@ func (r *Restarts) Decide(now time.Time, exit Exit) (again bool, delay time.Dura
 
 // StartFailed is Decide for a task whose driver could not start it; only a recoverable error is tried again.
 func (r *Restarts) StartFailed(now time.Time, recoverable bool, err string) (again bool, delay time.Duration, why string) {
+	if r.Policy == nil || r.Policy.Attempts == 0 {
+		return false, 0, ReasonNoRestarts
+	}
 	if !recoverable {
 		return false, 0, "Error was unrecoverable"
 	}
@@ -333,5 +337,9 @@ func (r *Restarts) failure(now time.Time, _ string) (bool, time.Duration, string
 		wait := r.started.Add(p.Interval).Sub(now)
 		return true, wait, reasonDelay
 	}
-	return true, p.Delay, ReasonWithinPolicy
+	delay := p.Delay
+	if r.Jitter != nil {
+		delay += r.Jitter(delay / 4)
+	}
+	return true, delay, ReasonWithinPolicy
 }

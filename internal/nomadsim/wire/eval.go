@@ -25,6 +25,7 @@ const (
 	TriggerFailedFollowUp    = "failed-follow-up"
 	TriggerMaxPlans          = "max-plan-attempts"
 	TriggerRetryFailedAlloc  = "alloc-failure"
+	TriggerReschedule        = "alloc-reschedule"
 	TriggerQueuedAllocs      = "queued-allocs"
 	TriggerPreemption        = "preemption"
 	TriggerScaling           = "job-scaling"

@@ -479,7 +479,7 @@ func (j *Job) Stub(summary *JobSummary, meta bool) *JobStub {
 	s := &JobStub{
 		ID: j.ID, ParentID: j.ParentID, Name: j.Name, Namespace: j.Namespace, Datacenters: j.Datacenters,
 		NodePool: j.NodePool, Multiregion: j.Multiregion, Type: j.Type, Priority: j.Priority, Periodic: j.IsPeriodic(),
-		ParameterizedJob: j.ParameterizedJob != nil, Stop: j.Stop, Status: j.Status,
+		ParameterizedJob: j.IsParameterized(), Stop: j.Stop, Status: j.Status,
 		StatusDescription: j.StatusDescription, JobSummary: summary, CreateIndex: j.CreateIndex,
 		ModifyIndex: j.ModifyIndex, JobModifyIndex: j.JobModifyIndex, SubmitTime: j.SubmitTime,
 	}
