@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 type lab struct {
 	t      *testing.T
 	prefix string
+	net    string // first three bytes of its IPv4 addresses
 	agent  *rendezvoustest.Agent
 }
 
@@ -31,6 +33,9 @@ func (l *lab) ip(args ...string) error {
 	return nil
 }
 
+// labs counts, so that no two share addresses.
+var labs atomic.Int32
+
 func newLab(t *testing.T) *lab {
 	if os.Getuid() != 0 {
 		t.Skip("only root can make network namespaces")
@@ -38,13 +43,14 @@ func newLab(t *testing.T) *lab {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("no ip command (Debian: iproute2)")
 	}
-	l := &lab{t: t, prefix: "mu" + randomID()[:4]}
+	number := (os.Getpid() + int(labs.Add(1))) % 250
+	l := &lab{t: t, prefix: "mu" + randomID()[:4], net: fmt.Sprintf("198.18.%d", number)}
 	bridge := l.prefix + "b"
 	if err := l.ip("link", "add", bridge, "type", "bridge"); err != nil {
 		t.Skip("no bridge may be made here: ", err)
 	}
 	t.Cleanup(func() { _ = l.ip("link", "del", bridge) })
-	must.NoError(t, l.ip("addr", "add", "198.18.77.1/24", "dev", bridge))
+	must.NoError(t, l.ip("addr", "add", l.net+".1/24", "dev", bridge))
 	must.NoError(t, l.ip("link", "set", bridge, "up"))
 	for i := 1; i <= 2; i++ {
 		host, outside := l.host(i), fmt.Sprintf("%sv%d", l.prefix, i)
@@ -52,12 +58,12 @@ func newLab(t *testing.T) *lab {
 		t.Cleanup(func() { _ = l.ip("netns", "del", host) })
 		must.NoError(t, l.ip("link", "add", outside, "type", "veth", "peer", "name", "data0", "netns", host))
 		must.NoError(t, l.ip("link", "set", outside, "master", bridge, "up"))
-		must.NoError(t, l.ip("-n", host, "addr", "add", fmt.Sprintf("198.18.77.%d/24", i+10), "dev", "data0"))
-		must.NoError(t, l.ip("-n", host, "addr", "add", fmt.Sprintf("fd77::%d/64", i+10), "dev", "data0", "nodad"))
+		must.NoError(t, l.ip("-n", host, "addr", "add", fmt.Sprintf("%s.%d/24", l.net, i+10), "dev", "data0"))
+		must.NoError(t, l.ip("-n", host, "addr", "add", fmt.Sprintf("fd77:%d::%d/64", number, i+10), "dev", "data0", "nodad"))
 		must.NoError(t, l.ip("-n", host, "link", "set", "data0", "up"))
 		must.NoError(t, l.ip("-n", host, "link", "set", "lo", "up"))
 	}
-	l.agent = rendezvoustest.StartOn(t, "198.18.77.1")
+	l.agent = rendezvoustest.StartOn(t, l.net+".1")
 	return l
 }
 
@@ -106,7 +112,7 @@ func TestGangAcrossHosts(t *testing.T) {
 	gang.place(1)
 	gang.freeze()
 	for i, m := range gang.record.Members {
-		must.Eq(t, fmt.Sprintf("198.18.77.%d", i+11), m.Address)
+		must.Eq(t, fmt.Sprintf("%s.%d", l.net, i+11), m.Address)
 	}
 	gang.planner.Write(gang.record)
 	for _, h := range hosts {
@@ -122,7 +128,7 @@ func TestCutLinkIsFoundBeforeRelease(t *testing.T) {
 	t.Parallel()
 	// Only the way between the hosts is cut; both still reach Consul.
 	for i := 1; i <= 2; i++ {
-		must.NoError(t, l.ip("-n", l.host(i), "route", "add", "blackhole", fmt.Sprintf("198.18.77.%d/32", 13-i)))
+		must.NoError(t, l.ip("-n", l.host(i), "route", "add", "blackhole", fmt.Sprintf("%s.%d/32", l.net, 13-i)))
 	}
 	hosts := l.trial(ranksConfig(t, "-steps", "5"))
 	gang := joined(hosts)
