@@ -125,6 +125,9 @@ type Saved struct {
 	// End is set when the gang is over; EndIndex is the job's then.
 	End      *End   `json:"end,omitempty"`
 	EndIndex uint64 `json:"end_index,omitempty"`
+	// Clean is the attempt of a gang that is over whose keys are still to be
+	// removed; 0: they are.
+	Clean int `json:"clean,omitempty"`
 }
 
 // savedVersion is the version of Saved that this build writes.

@@ -242,7 +242,7 @@ func TestTheWayOfAGang(t *testing.T) {
 	w.exit(1, contract.OutcomeComplete, 0, false)
 	w.log = nil
 	w.settle()
-	must.Eq(t, []string{"Remove", "Untag", "Save"}, w.log)
+	must.Eq(t, []string{"Save", "Remove", "Untag", "Save"}, w.log)
 	must.Eq(t, contract.StageComplete, w.gang.Saved.End.Stage)
 	must.Len(t, 2, w.gang.Saved.Last)
 }
@@ -517,4 +517,29 @@ func TestRestartsAtRandom(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What somebody makes of a running gang's job that is no gang any more, or
+// cannot be read, is not overwritten when the attempt ends.
+func TestNoGangAnyMore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.submit(nil)
+	w.release()
+	w.submit(func(j map[string]any) { delete(j, "Meta"); delete(j, "Constraints") })
+	must.False(t, w.job.IsGang())
+	v := w.seen(false)
+	v.Job.Gang = nil
+	w.exit(0, contract.OutcomeFailed, 42, false)
+	v.Allocs, v.Reports = w.allocs, w.reports
+	for range 10 {
+		v.Now = v.Now.Add(time.Minute)
+		if effects := w.gang.Step(v); len(effects) > 0 {
+			w.log = nil
+			w.carry(effects)
+			must.SliceNotContains(t, w.log, "Register")
+			must.SliceNotContains(t, w.log, "StopAllocs")
+		}
+	}
+	must.Eq(t, Over, w.gang.Saved.Phase)
 }

@@ -74,12 +74,30 @@ func (g *Gang) stopping(v Seen) []Effect {
 		next.Stop = &why
 		return []Effect{Save{next}}
 	}
+	if s.Stop.Final == "" && v.Job.Unread != nil {
+		// Holding the job would put an older text in the place of what somebody
+		// registered, and running it is not possible.
+		next := *s
+		why := *s.Stop
+		why.Final, why.Text = contract.StageCancelled, fmt.Sprintf("%s; its job was replaced by a text that cannot be read: %v", why.Text, v.Job.Unread)
+		next.Stop = &why
+		return []Effect{Save{next}}
+	}
+	if v.Job != nil && !v.Job.Stop && v.Job.Gang == nil && v.Job.Unread == nil {
+		// It names no queue any more and is not held: what it runs now is nobody's
+		// business here.
+		stage := s.Stop.Final
+		if stage == "" {
+			stage = contract.StageCancelled
+		}
+		g.Saved.Foreign = false // it is not to be stopped either
+		return g.finish(v, End{Stage: stage, At: v.Now, Text: s.Stop.Text + "; its job is no gang any more", Exit: s.Stop.Exit, Member: s.Stop.Member}, nil)
+	}
 	live := g.live(v, 0)
 	switch {
 	case v.Job == nil || v.Job.Stop:
 	case s.Stop.Final != "":
 		return []Effect{Deregister{}}
-	case v.Job.Gang == nil:
 	case !v.Job.Gang.IsHeld():
 		if g.User == nil {
 			return nil
@@ -297,17 +315,31 @@ func (g *Gang) finish(v Seen, end End, why *Stop) []Effect {
 		next.EndIndex = v.Job.JobModifyIndex
 	}
 	next.Stages = append(slices.Clone(s.Stages), Stage{Stage: end.Stage, At: end.At, Text: end.Text})
-	var effects []Effect
-	if s.Attempt > 0 {
-		effects = append(effects, Remove{s.Attempt})
-	}
-	if g.set.Tags && v.Job != nil && g.tagged {
-		effects = append(effects, Untag{})
-	}
 	if g.Stored == 0 && s.Attempt == 0 {
 		// It never ran: nothing has to be known of it by a later planner.
 		g.Saved = next
-		return effects
+		return g.clean(v, 0)
 	}
-	return append(effects, Save{next})
+	// The end is saved before the reports that tell of it are removed: a planner
+	// that starts in between would find neither, and run the gang again.
+	next.Clean = s.Attempt
+	cleaned := next
+	cleaned.Clean = 0
+	effects := append([]Effect{Save{next}}, g.clean(v, s.Attempt)...)
+	if s.Attempt > 0 {
+		effects = append(effects, Save{cleaned})
+	}
+	return effects
+}
+
+// clean removes what an ended gang leaves: its last attempt's keys and the tag.
+func (g *Gang) clean(v Seen, attempt int) []Effect {
+	var effects []Effect
+	if attempt > 0 {
+		effects = append(effects, Remove{attempt})
+	}
+	if g.set.Tags && v.Job != nil && (g.tagged || g.Saved.Phase == Over && attempt > 0) {
+		effects = append(effects, Untag{})
+	}
+	return effects
 }

@@ -260,6 +260,11 @@ func (g *Gang) giveUp(e GiveUp) []Effect {
 
 // over: the gang has ended. A new version of its job is a new submission.
 func (g *Gang) over(v Seen) []Effect {
+	if g.Saved.Clean > 0 {
+		next := g.Saved
+		next.Clean = 0
+		return append(g.clean(v, g.Saved.Clean), Save{next})
+	}
 	switch {
 	case v.Job == nil:
 		if len(g.live(v, 0)) > 0 {

@@ -109,12 +109,24 @@ func (c *Consul) Ping(ctx context.Context) error {
 
 func (c *Consul) done(operation string, start time.Time, err error) error {
 	c.called(operation, time.Since(start), err)
+	c.heardOf(err)
+	return err
+}
+
+// heardOf keeps whether Consul answers, and tells of it once each time that
+// changes.
+func (c *Consul) heardOf(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	switch {
+	case err != nil && c.wrong == nil:
+		c.log.Warn("Consul does not answer; ranks that run go on, nothing is released until it does", "address", c.addr, "error", err)
+	case err == nil && c.wrong != nil:
+		c.log.Info("Consul answers again", "address", c.addr)
+	}
 	if c.wrong = err; err == nil {
 		c.heard = time.Now()
 	}
-	return err
 }
 
 // Publish writes the record's key, each write enforced by the key's index.
@@ -195,6 +207,8 @@ func (c *Consul) list(ctx context.Context, gang contract.GangID, attempt int, in
 	pairs, meta, err := c.client.KV().List(prefix, q.WithContext(ctx))
 	if index == 0 {
 		err = c.done("reports", start, err)
+	} else if ctx.Err() == nil {
+		c.heardOf(err)
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("read reports of gang %s, attempt %d, from Consul: %w", gang, attempt, err)
@@ -229,7 +243,7 @@ func (c *Consul) Watch(ctx context.Context, gang contract.GangID, attempt int, d
 		case err == nil:
 			index, pause = 0, lookEvery
 		case ctx.Err() == nil:
-			c.log.Warn("watching a gang's reports", "gang", gang.String(), "attempt", attempt, "error", err)
+			c.log.Debug("watching a gang's reports", "gang", gang.String(), "attempt", attempt, "error", err)
 			index, pause = 0, min(max(2*pause, 250*time.Millisecond), 15*time.Second)
 		}
 		if pause > 0 {
