@@ -18,6 +18,7 @@ import (
 	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/release/releasetest"
 	"github.com/nomad-muster/muster/planner/view"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/shoenig/test/must"
 )
 
@@ -33,6 +34,8 @@ type bench struct {
 	before   func(string) error
 	describe time.Duration
 	decider  core.Decider
+	// registry gets the planner's metrics; nil: one of its own.
+	registry *prometheus.Registry
 	// patience of until; 0: 30 s.
 	patience time.Duration
 }
@@ -81,7 +84,7 @@ func (b *bench) start() *bench {
 	}
 	log := slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: level}))
 	var err error
-	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Slow: 500 * time.Millisecond, DescribeAfter: b.describe, Decider: b.decider}
+	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Slow: 500 * time.Millisecond, DescribeAfter: b.describe, Decider: b.decider, Registry: b.registry}
 	if b.members.channel != nil {
 		opts.Channel = b.members.channel
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -87,6 +88,13 @@ func (m *metrics) entered(g *lifecycle.Gang, stages []lifecycle.Stage) {
 		switch stages[i].Stage {
 		case contract.StagePlanned:
 			m.admission.Observe(max(stages[i].At.Sub(g.Saved.Queued).Seconds(), 0))
+		case contract.StageStarted:
+			for _, s := range slices.Backward(g.Saved.Stages) {
+				if s.Stage == contract.StagePlaced {
+					m.release.Observe(max(stages[i].At.Sub(s.At).Seconds(), 0))
+					break
+				}
+			}
 		case contract.StageComplete, contract.StageFailed, contract.StageCancelled:
 			m.ends.WithLabelValues(g.QueueName(), string(stages[i].Stage)).Inc()
 		}

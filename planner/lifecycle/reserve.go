@@ -395,6 +395,8 @@ func (g *Gang) release(v Seen, record *contract.Record) []Effect {
 	if g.Meta.TimeLimit > 0 {
 		record.Deadline = v.Now.Add(g.Meta.TimeLimit)
 	}
+	// A report can be here before Nomad's client says that the task runs.
+	g.enter(contract.StageFetched, v.Now, "")
 	next := g.Saved
 	next.Phase, next.Record = Released, record
 	if len(record.Members) == 0 {
