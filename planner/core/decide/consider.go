@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/nomad-muster/muster/planner/core"
@@ -74,24 +75,39 @@ func (c *cycle) held(g *gang) bool {
 		c.full(g, core.Blocker{Reason: core.ReasonBudget, Text: fmt.Sprintf("queue %s has used its budget of %d card-hours per %s", q.Name, b/3600, q.Budget.Period), Remedy: "wait for the next period, or raise the budget"})
 		held = true
 	}
-	if len(c.cfg.UserLimits) > 0 {
+	if l, ok := c.userLimit(g.User); ok {
 		u := c.user(g.User)
-		for _, l := range c.cfg.UserLimits {
-			if l.User != g.User && (l.User != "*" || slices.ContainsFunc(c.cfg.UserLimits, func(o core.UserLimit) bool { return o.User == g.User })) {
-				continue
-			}
-			if l.MaxGangs > 0 && u.gangs+1 > l.MaxGangs {
-				g.block(core.Blocker{Reason: core.ReasonUserLimit, Missing: 1, Text: fmt.Sprintf("user %s runs %d gangs, the limit is %d", g.User, u.gangs, l.MaxGangs), Remedy: "wait for one of them to end"})
-				held = true
-			}
-			if need := total(c.firstNeed(g)); l.MaxCards > 0 && u.cards+need > l.MaxCards {
-				g.block(core.Blocker{Reason: core.ReasonUserLimit, Missing: u.cards + need - l.MaxCards,
-					Text: fmt.Sprintf("user %s holds %s and would hold %d, the limit is %d", g.User, cards(u.cards), u.cards+need, l.MaxCards), Remedy: "wait for one of the user's gangs to end"})
-				held = true
-			}
+		if l.MaxGangs > 0 && u.gangs+1 > l.MaxGangs {
+			g.block(core.Blocker{Reason: core.ReasonUserLimit, Missing: 1, Text: fmt.Sprintf("user %s runs %d gangs, the limit is %d", g.User, u.gangs, l.MaxGangs), Remedy: "wait for one of them to end"})
+			held = true
+		}
+		if need := total(c.firstNeed(g)); l.MaxCards > 0 && u.cards+need > l.MaxCards {
+			g.block(core.Blocker{Reason: core.ReasonUserLimit, Missing: u.cards + need - l.MaxCards,
+				Text: fmt.Sprintf("user %s holds %s and would hold %d, the limit is %d", g.User, cards(u.cards), u.cards+need, l.MaxCards), Remedy: "wait for one of the user's gangs to end"})
+			held = true
 		}
 	}
 	return held
+}
+
+// userLimit is the limit of a user: the user's own, else the one for everybody.
+func (c *cycle) userLimit(user string) (core.UserLimit, bool) {
+	for _, name := range []string{user, "*"} {
+		if at := slices.IndexFunc(c.cfg.UserLimits, func(l core.UserLimit) bool { return l.User == name }); at >= 0 {
+			return c.cfg.UserLimits[at], true
+		}
+	}
+	return core.UserLimit{}, false
+}
+
+// mayAdd tells whether the limits of a gang's queue and user let it add so many
+// members on a model.
+func (c *cycle) mayAdd(g *gang, o *placement.Option, members int) bool {
+	need := c.need(g, o, members)
+	if l, ok := c.userLimit(g.User); ok && l.MaxCards > 0 && c.user(g.User).cards+total(need) > l.MaxCards {
+		return false
+	}
+	return c.tree.Allowed(g.queue, need)
 }
 
 // full notes that a queue's max or budget is used up; a queue that refuses
@@ -103,24 +119,16 @@ func (c *cycle) full(g *gang, b core.Blocker) {
 	}
 }
 
-// allowed is how many members of a gang its queue may add on a model: all, the
-// most that an elastic one may, or 0 with the bounds noted.
+// allowed is how many members of a gang its queue and its user's limit may add
+// on a model: all, the most that an elastic one may, or 0 with the bounds
+// noted.
 func (c *cycle) allowed(g *gang, o *placement.Option) int {
-	if c.tree.Allowed(g.queue, c.need(g, o, g.members)) {
-		return g.members
-	}
+	most := g.members
 	if g.elastic() {
-		low, high := g.Min, g.members // high is not allowed
-		if c.tree.Allowed(g.queue, c.need(g, o, low)) {
-			for low+1 < high {
-				if mid := (low + high) / 2; c.tree.Allowed(g.queue, c.need(g, o, mid)) {
-					low = mid
-				} else {
-					high = mid
-				}
-			}
-			return low
-		}
+		most = g.Min + sort.Search(g.members-g.Min, func(i int) bool { return !c.mayAdd(g, o, g.Min+i+1) })
+	}
+	if c.mayAdd(g, o, most) {
+		return most
 	}
 	for _, l := range c.tree.Blocked(g.queue, c.need(g, o, g.least())) {
 		c.overLimit(g, o, l)

@@ -310,6 +310,15 @@ func (c *cycle) charge() {
 	}
 	for i := range c.gangs {
 		g := &c.gangs[i]
+		if len(g.holds) > 1 { // the claims came in any order
+			byMember := func(a, b int32) int {
+				x, y := &holds[a].Claim, &holds[b].Claim
+				return cmp.Or(cmp.Compare(x.Member, y.Member), cmp.Compare(x.Alloc, y.Alloc))
+			}
+			if !slices.IsSortedFunc(g.holds, byMember) {
+				slices.SortFunc(g.holds, byMember)
+			}
+		}
 		if len(g.holds) == 0 {
 			continue
 		}

@@ -94,7 +94,7 @@ func (c *cycle) growOne(g *gang) {
 		} else if slices.ContainsFunc(o.Cards, func(n fairshare.Need) bool { return c.wanted[n.Model] }) {
 			return // somebody waits for such cards
 		}
-		for want > 0 && !c.tree.Allowed(g.queue, c.need(g, o, want)) {
+		for want > 0 && !c.mayAdd(g, o, want) {
 			want--
 		}
 		opt := placement.Options{Near: near, Deny: c.deny(g, o)}
@@ -109,6 +109,7 @@ func (c *cycle) growOne(g *gang) {
 		}
 		for _, n := range c.need(g, o, len(res.Members)) {
 			c.tree.Add(g.queue, n.Model, n.Cards)
+			c.user(g.User).cards += n.Cards
 		}
 		add := c.placements(g.Gang, res.Members, o.Model, 0)
 		free := 0

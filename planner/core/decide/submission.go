@@ -40,6 +40,9 @@ func (c *cycle) refused(g *gang) bool {
 	if len(g.kept) == 0 {
 		g.req = c.place.Request(g.Gang)
 		c.overMax(g, refuse)
+		if l, ok := c.userLimit(g.User); ok && l.MaxCards > 0 && total(c.firstNeed(g)) > l.MaxCards {
+			refuse(core.ReasonTooLarge, fmt.Sprintf("needs %s, user %s may hold %d at most", cards(total(c.firstNeed(g))), g.User, l.MaxCards), "ask for fewer members, or raise the user's limit")
+		}
 		if large := c.large1(g); large != nil {
 			g.kept = append(g.kept, large.blockers...)
 		}
