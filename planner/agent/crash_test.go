@@ -44,31 +44,40 @@ func (c *crasher) before(operation string) error {
 // of them or none, and the gang is complete.
 func TestCrashAtEveryCall(t *testing.T) {
 	t.Parallel()
-	spec := job{id: "g", count: 3, cards: 1, args: []string{"run=15ms", "exit=7", "attempts=1"}, meta: map[string]string{contract.MetaRetries: "1"}}
-	calls := 0
-	t.Run("without", func(t *testing.T) {
-		b := newBench(t, 3, 1)
-		c := &crasher{dead: make(chan struct{})}
-		b.before = c.before
-		b.start()
-		b.submit(spec)
-		b.stage("g", contract.StageComplete)
-		b.stop()
-		calls = c.n
-	})
-	must.Greater(t, 20, calls)
-	if testing.Short() {
-		calls = min(calls, 12)
+	// Over signals reports stay in Nomad's task events; over a channel of their
+	// own, as Consul is, they are gone once the attempt's keys are removed.
+	for _, channel := range []string{"signals", "channel"} {
+		t.Run(channel, func(t *testing.T) {
+			t.Parallel()
+			crashEverywhere(t, channel == "channel")
+		})
 	}
+}
+
+func crashEverywhere(t *testing.T, direct bool) {
+	spec := job{id: "g", count: 3, cards: 1, args: []string{"run=15ms", "exit=7", "attempts=1"}, meta: map[string]string{contract.MetaRetries: "1"}}
+	prepare := func(t *testing.T, c *crasher) *bench {
+		b := newBench(t, 3, 1)
+		b.before = c.before
+		if direct {
+			b.direct().members.channel.Fail = c.before
+		}
+		// The job is there before the planner, which therefore may die at any call.
+		b.put("/v1/jobs", map[string]any{"Job": spec.json()})
+		return b
+	}
+	c := &crasher{dead: make(chan struct{})}
+	b := prepare(t, c)
+	b.start()
+	b.stage("g", contract.StageComplete)
+	b.stop()
+	calls := c.n
+	must.Greater(t, 20, calls)
 	for k := 1; k <= calls; k++ {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t, 3, 1)
-			// The job is there before the planner, which therefore may die at any
-			// call.
-			b.put("/v1/jobs", map[string]any{"Job": spec.json()})
 			c := &crasher{at: k, dead: make(chan struct{})}
-			b.before = c.before
+			b := prepare(t, c)
 			b.start()
 			select {
 			case <-c.dead:
@@ -80,6 +89,9 @@ func TestCrashAtEveryCall(t *testing.T) {
 				crashed = c.ops[k-1]
 			}
 			b.before = nil
+			if direct {
+				b.members.channel.Allow()
+			}
 			b.start()
 			g := b.stage("g", contract.StageComplete)
 			where := must.Sprintf("killed before call %d, %q", k, crashed)
@@ -91,9 +103,9 @@ func TestCrashAtEveryCall(t *testing.T) {
 					must.Sprintf("%d of 3 ranks of attempt %d were started; killed before call %d, %q", n, attempt, k, crashed))
 			}
 			must.LessEq(t, 3, g.Attempt, where)
-			must.Eq(t, 0, b.live("g"), where)
 			must.Len(t, 0, b.members.problems, where)
 			must.Eq(t, 3, b.members.launches("default/g", g.Attempt), where)
+			b.eventually("nothing of the gang is left", func() bool { return b.live("g") == 0 && (!direct || b.members.channel.Empty()) })
 		})
 	}
 }

@@ -38,10 +38,19 @@ func (m *Memory) wake() {
 }
 
 func (m *Memory) fail(operation string) error {
-	if m.Fail == nil {
+	unlock := m.lock()
+	fail := m.Fail
+	unlock()
+	if fail == nil {
 		return nil
 	}
-	return m.Fail(operation)
+	return fail(operation)
+}
+
+// Allow ends Fail.
+func (m *Memory) Allow() {
+	defer m.lock()()
+	m.Fail = nil
 }
 
 func attemptOf(gang contract.GangID, attempt int) string { return fmt.Sprintf("%s/%d", gang, attempt) }
