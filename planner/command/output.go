@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"text/template"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/nomad-muster/muster/planner/config"
@@ -87,7 +89,9 @@ func (c *Call) finish(err error) int {
 }
 
 // say writes a line to stderr.
-func (c *Call) say(format string, args ...any) { fmt.Fprintf(c.Stderr, format+"\n", args...) }
+func (c *Call) say(format string, args ...any) {
+	fmt.Fprintln(c.Stderr, harmless(fmt.Sprintf(format, args...)))
+}
 
 // warn writes warnings to stderr.
 func (c *Call) warn(warnings []string) {
@@ -121,7 +125,44 @@ type screen struct {
 
 func (c *Call) screen() *screen { return &screen{c: c} }
 
-func (s *screen) line(format string, args ...any) { fmt.Fprintf(&s.b, format+"\n", args...) }
+func (s *screen) line(format string, args ...any) {
+	s.b.WriteString(harmless(fmt.Sprintf(format, args...)) + "\n")
+}
+
+// harmless is text that somebody else may have had a hand in (a job's id, what
+// a rank printed last) as a terminal can be given it: of what steers a terminal
+// only colours, tabs and line feeds are left.
+func harmless(text string) string {
+	if !strings.ContainsFunc(text, steers) {
+		return text
+	}
+	var out strings.Builder
+	for len(text) > 0 {
+		if colour := colours.FindString(text); colour != "" {
+			out.WriteString(colour)
+			text = text[len(colour):]
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(text)
+		if steers(r) {
+			r = '\uFFFD'
+		}
+		out.WriteRune(r)
+		text = text[n:]
+	}
+	return out.String()
+}
+
+var colours = regexp.MustCompile(`^\x1b\[[0-9;]{0,16}m`)
+
+func steers(r rune) bool {
+	return r != '\n' && r != '\t' && (unicode.IsControl(r) || r >= 0x202A && r <= 0x202E || r >= 0x2066 && r <= 0x2069)
+}
+
+// oneLine keeps a table's row in its line.
+func oneLine(text string) string {
+	return harmless(strings.NewReplacer("\n", " ", "\t", " ").Replace(text))
+}
 
 // title starts a section.
 func (s *screen) title(text string) {
@@ -166,7 +207,7 @@ func (s *screen) table(head []string, rows [][]cell) {
 		head[i], right[i] = strings.TrimPrefix(head[i], ">"), strings.HasPrefix(head[i], ">")
 		width[i] = utf8.RuneCountInString(head[i])
 		for _, row := range rows {
-			if row[i].text == "" {
+			if row[i].text = oneLine(row[i].text); row[i].text == "" {
 				row[i].text = "-"
 			}
 			width[i] = max(width[i], utf8.RuneCountInString(row[i].text))
