@@ -39,8 +39,14 @@ func TestMain(m *testing.M) {
 			os.Exit(shim.Rank(os.Args[2:]))
 		}
 	}
-	os.Exit(rendezvoustest.Main(m))
+	code := rendezvoustest.Main(m)
+	if built != "" {
+		os.RemoveAll(built)
+	}
+	os.Exit(code)
 }
+
+var built string // folder of the example rank
 
 // allreduce builds the example rank once.
 var allreduce = sync.OnceValues(func() (string, error) {
@@ -48,6 +54,7 @@ var allreduce = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	path := filepath.Join(dir, "muster-allreduce-rank")
 	out, err := exec.Command("go", "build", "-o", path, "../cmd/muster-allreduce-rank").CombinedOutput()
 	if err != nil {
@@ -97,7 +104,7 @@ func newPlugin(t testing.TB, config map[string]any) *Plugin {
 // newTrial makes a gang of members with a task config each on Consul.
 func newTrial(t *testing.T, members int, config map[string]any, change ...func(*driver.TaskConfig)) *trial {
 	agent := rendezvoustest.Shared(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
 	tr := &trial{t: t, ctx: ctx, events: &sync.Map{}, mu: &sync.Mutex{}, gang: contract.GangID{Region: "global", Namespace: "default", Job: strings.ReplaceAll(t.Name(), "/", "-") + "-" + randomID()[:4]}}
 	tr.planner = agent.Planner(t, tr.gang)
