@@ -1,6 +1,7 @@
 package nomadsim
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -62,6 +63,9 @@ func (q *request) evaluation(rest string) (any, error) {
 	}
 	return q.query(func(s *store.Snapshot) (any, uint64, error) {
 		e := s.Eval(rest)
+		if err := wholeID("failed to lookup eval: eval", rest); err != nil {
+			return nil, 0, err
+		}
 		if e == nil {
 			return nil, s.TableIndex(store.Evals), fail(http.StatusNotFound, "eval not found")
 		}
@@ -129,6 +133,14 @@ func (q *request) allocations(string) (any, error) {
 	}, store.Allocs)
 }
 
+// wholeID refuses what is no id at all: a server does not look for it.
+func wholeID(what, id string) error {
+	if len(id) != 36 {
+		return fmt.Errorf("%s lookup failed: index error: UUID must be 36 characters", what)
+	}
+	return nil
+}
+
 func (q *request) allocation(rest string) (any, error) {
 	id, what, _ := strings.Cut(rest, "/")
 	switch what {
@@ -145,6 +157,9 @@ func (q *request) allocation(rest string) (any, error) {
 	}
 	return q.query(func(s *store.Snapshot) (any, uint64, error) {
 		a := s.Alloc(id)
+		if err := wholeID("alloc", id); err != nil {
+			return nil, 0, err
+		}
 		if a == nil {
 			return nil, s.TableIndex(store.Allocs), fail(http.StatusNotFound, "alloc not found")
 		}

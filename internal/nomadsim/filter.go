@@ -14,12 +14,12 @@ func (q *request) filter() (func(v any) (bool, error), error) {
 	}
 	eval, err := bexpr.CreateEvaluator(expr)
 	if err != nil {
-		return nil, fail(http.StatusBadRequest, "failed to read filter expression: %v", err)
+		return nil, fail(http.StatusBadRequest, "failed to create result paginator: failed to read filter expression: %v", err)
 	}
 	return func(v any) (bool, error) {
 		ok, err := eval.Evaluate(v)
 		if err != nil {
-			return false, fail(http.StatusBadRequest, "failed to read filter expression: %v", err)
+			return false, fail(http.StatusBadRequest, "failed to create result paginator: failed to read filter expression: %v", err)
 		}
 		return ok, nil
 	}, nil

@@ -269,8 +269,9 @@ type frameWriter struct {
 }
 
 func (q *request) frames(plain bool) *frameWriter {
+	q.w.Header().Set("Content-Type", "application/json")
 	if plain {
-		q.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		q.w.Header().Set("Content-Type", "text/plain")
 	}
 	q.w.WriteHeader(http.StatusOK)
 	f := &frameWriter{w: q.w, plain: plain, last: time.Now(), buf: make([]byte, frameSize)}

@@ -277,6 +277,9 @@ func (q *request) versionTag(id, name string) (any, error) {
 		Description string
 		TaggedTime  int64
 		Index       uint64
+		LastContact uint64
+		KnownLeader bool
+		NextToken   string
 	}{Index: index}
 	if !remove {
 		out.Name, out.Description, out.TaggedTime = tag.Name, tag.Description, tag.TaggedTime

@@ -62,6 +62,9 @@ func (q *request) node(rest string) (any, error) {
 	case "":
 		return q.query(func(s *store.Snapshot) (any, uint64, error) {
 			n := s.Node(id)
+			if err := wholeID("node", id); err != nil {
+				return nil, 0, err
+			}
 			if n == nil {
 				return nil, s.TableIndex(store.Nodes), fail(http.StatusNotFound, "node not found")
 			}

@@ -34,9 +34,12 @@ func (d taskDirs) build() error {
 		path string
 		mode os.FileMode
 	}{{d.alloc, 0o711}, {d.shared, 0o777}, {filepath.Join(d.shared, "data"), 0o777}, {d.logs, 0o777}, {filepath.Join(d.shared, "tmp"), 0o777},
-		{d.task, 0o777}, {d.local, 0o777}, {d.secrets, 0o777}, {filepath.Join(d.task, "private"), 0o700}, {filepath.Join(d.task, "tmp"), 0o777}} {
+		{d.task, 0o777}, {d.local, 0o777}, {d.secrets, 0o777}, {filepath.Join(d.task, "private"), 0o777}, {filepath.Join(d.task, "tmp"), 0o777 | os.ModeSticky}} {
 		if err := os.MkdirAll(p.path, p.mode); err != nil {
 			return fmt.Errorf("make the task's folder: %w", err)
+		}
+		if err := os.Chmod(p.path, p.mode); err != nil { // whatever the umask is: tasks may run as other users
+			return fmt.Errorf("open the task's folder to its task: %w", err)
 		}
 	}
 	return nil
