@@ -10,19 +10,8 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/trial"
-	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
-
-// allReady says that every member is held and reported that it could start.
-func allReady(g *view.Gang) bool {
-	for _, m := range g.Detail.Members {
-		if m.State != string(contract.StateReady) {
-			return false
-		}
-	}
-	return len(g.Detail.Members) > 0
-}
 
 // The planner is killed when members are placed and nobody is released. The
 // next one finds the gang as it stands and releases it.
@@ -30,9 +19,7 @@ func TestPlannerIsKilledBetweenReserveAndRelease(t *testing.T) {
 	ctx, l := own(t, trial.Options{Nodes: trial.Nodes(2, 4)})
 	dir := folder(t)
 	l.submit(ctx, t, gangJob{name: "orphan", members: 2, cards: 4, config: shellRanks(t, dir, 2) + untilFile(dir)}.hcl())
-	l.awaitReached(ctx, t, "orphan", contract.StageFetched)
-	placed := l.allocations(ctx, t, "orphan")
-	must.Len(t, 2, placed)
+	l.awaitHeld(ctx, t, "orphan", 2)
 	must.NoError(t, l.Planner.Kill())
 	touch(t, dir, "go", "")
 	poll(ctx, t, "wait for both members to be ready", func() error { return l.reports(ctx, "orphan", contract.StateReady, 2) })
@@ -89,7 +76,7 @@ func TestPluginsAreKilled(t *testing.T) {
 	ctx, l := own(t, trial.Options{Nodes: trial.Nodes(2, 4)})
 	dir := folder(t)
 	l.submit(ctx, t, gangJob{name: "steady", members: 2, cards: 4, config: shellRanks(t, dir, 2) + untilFile(dir)}.hcl())
-	l.awaitReached(ctx, t, "steady", contract.StageFetched)
+	l.awaitHeld(ctx, t, "steady", 2)
 	must.NoError(t, l.KillPlugin("n1", trial.DriverPlugin))
 	touch(t, dir, "go", "")
 	awaitStarted(ctx, t, dir, 1, 4)

@@ -49,9 +49,7 @@ func TestPinnedCardsAreNotTaken(t *testing.T) {
 	ctx, l := shared(t)
 	dir := folder(t)
 	l.submit(ctx, t, gangJob{name: "owner", members: 4, cards: 4, config: shellRanks(t, dir, 1) + untilFile(dir)}.hcl())
-	l.awaitReached(ctx, t, "owner", contract.StageFetched)
-	mine := l.allocations(ctx, t, "owner")
-	must.Len(t, 4, mine)
+	l.awaitHeld(ctx, t, "owner", 4)
 
 	l.register(ctx, t, plainJob("everywhere", "system", 100, 0, 1))
 	l.register(ctx, t, plainJob("greedy", "batch", 100, 1, 4))
@@ -180,22 +178,22 @@ func TestPlainJobsAreUntouched(t *testing.T) {
 // The same file run again while its gang runs changes nothing, with and
 // without the hold.
 func TestSameFileAgain(t *testing.T) {
-	for _, held := range []bool{true, false} {
-		t.Run(map[bool]string{true: "with the hold", false: "without the hold"}[held], func(t *testing.T) {
+	for name, held := range map[string]bool{"with-the-hold": true, "without-the-hold": false} {
+		t.Run(name, func(t *testing.T) {
 			ctx, l := shared(t)
 			dir := folder(t)
-			job := gangJob{name: "twice", members: 2, cards: 4, noHold: !held, config: shellRanks(t, dir, 2)}
+			job := gangJob{name: name, members: 2, cards: 4, noHold: !held, config: shellRanks(t, dir, 2)}
 			l.register(ctx, t, job.hcl())
 			awaitStarted(ctx, t, dir, 1, 4)
 			l.register(ctx, t, job.hcl())
-			l.awaitForeign(ctx, t, "twice")
+			l.awaitForeign(ctx, t, name)
 			touch(t, dir, "end", "")
-			g := l.awaitStage(ctx, t, "twice", contract.StageComplete)
+			g := l.awaitStage(ctx, t, name, contract.StageComplete)
 			must.Eq(t, 1, g.Attempt)
-			l.awaitDead(ctx, t, "twice")
+			l.awaitDead(ctx, t, name)
 			must.NoError(t, l.awaitEmpty(ctx))
 			startedOnce(t, dir, 1, 4)
-			must.Len(t, 2, l.allocations(ctx, t, "twice"))
+			must.Len(t, 2, l.allocations(ctx, t, name))
 		})
 	}
 }

@@ -124,15 +124,6 @@ func (l *lab) awaitStage(ctx context.Context, t *testing.T, job string, want con
 	return g
 }
 
-// reached says that a gang has come to a stage, or beyond, in this attempt.
-func (l *lab) awaitReached(ctx context.Context, t *testing.T, job string, want contract.Stage) *view.Gang {
-	t.Helper()
-	at := slices.Index(contract.Stages, want)
-	return l.await(ctx, t, job, "stage "+string(want)+" or beyond", func(g *view.Gang) bool {
-		return slices.Index(contract.Stages, g.Stage) >= at || g.Stage.Ended()
-	})
-}
-
 // allocations of a job that Nomad still knows, of all its versions.
 func (l *lab) allocations(ctx context.Context, t *testing.T, job string) []*api.AllocationListStub {
 	t.Helper()
@@ -167,6 +158,21 @@ func (l *lab) awaitAllocations(ctx context.Context, t *testing.T, job, what stri
 		}
 		q.WaitIndex = meta.LastIndex
 	}
+}
+
+// awaitHeld returns when a gang's members are all on their nodes and their tasks
+// run: held by the driver, in their preflight or past it.
+func (l *lab) awaitHeld(ctx context.Context, t *testing.T, job string, members int) []*api.AllocationListStub {
+	t.Helper()
+	return l.awaitAllocations(ctx, t, job, "all members are held", func(list []*api.AllocationListStub) bool {
+		up := 0
+		for _, a := range list {
+			if a.ClientStatus == api.AllocClientStatusRunning {
+				up++
+			}
+		}
+		return up == members && len(list) == members
+	})
 }
 
 // tasks are the processes of this cluster's tasks: supervisors and ranks. Of an

@@ -25,11 +25,11 @@ func TestStopWhileQueued(t *testing.T) {
 	blocker, dir := folder(t), folder(t)
 	l.submit(ctx, t, gangJob{name: "blocker", members: 4, cards: 4, config: shellRanks(t, blocker, 1)}.hcl())
 	awaitStarted(ctx, t, blocker, 1, 4)
-	l.submit(ctx, t, gangJob{name: "stopped", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
-	l.awaitStage(ctx, t, "stopped", contract.StageQueued)
-	l.stop(ctx, t, "stopped")
-	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
-	must.SliceEmpty(t, l.allocations(ctx, t, "stopped"))
+	l.submit(ctx, t, gangJob{name: "stop-queued", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	l.awaitStage(ctx, t, "stop-queued", contract.StageQueued)
+	l.stop(ctx, t, "stop-queued")
+	l.await(ctx, t, "stop-queued", "its end", stage(contract.StageCancelled))
+	must.SliceEmpty(t, l.allocations(ctx, t, "stop-queued"))
 	touch(t, blocker, "end", "")
 	l.awaitStage(ctx, t, "blocker", contract.StageComplete)
 	must.NoError(t, l.awaitEmpty(ctx))
@@ -39,10 +39,10 @@ func TestStopWhileQueued(t *testing.T) {
 func TestStopWhileHeldOnItsNodes(t *testing.T) {
 	ctx, l := shared(t)
 	dir := folder(t)
-	l.submit(ctx, t, gangJob{name: "stopped", members: 4, cards: 4, config: shellRanks(t, dir, 1) + untilFile(dir)}.hcl())
-	l.awaitReached(ctx, t, "stopped", contract.StageFetched)
-	l.stop(ctx, t, "stopped")
-	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	l.submit(ctx, t, gangJob{name: "stop-held", members: 4, cards: 4, config: shellRanks(t, dir, 1) + untilFile(dir)}.hcl())
+	l.awaitHeld(ctx, t, "stop-held", 4)
+	l.stop(ctx, t, "stop-held")
+	l.await(ctx, t, "stop-held", "its end", stage(contract.StageCancelled))
 	must.NoError(t, l.awaitEmpty(ctx))
 	noneStarted(t, dir)
 }
@@ -50,10 +50,10 @@ func TestStopWhileHeldOnItsNodes(t *testing.T) {
 func TestStopAfterTheStart(t *testing.T) {
 	ctx, l := shared(t)
 	dir := folder(t)
-	l.submit(ctx, t, gangJob{name: "stopped", members: 4, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	l.submit(ctx, t, gangJob{name: "stop-started", members: 4, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
 	awaitStarted(ctx, t, dir, 1, 8)
-	l.stop(ctx, t, "stopped")
-	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	l.stop(ctx, t, "stop-started")
+	l.await(ctx, t, "stop-started", "its end", stage(contract.StageCancelled))
 	must.NoError(t, l.awaitEmpty(ctx))
 	startedOnce(t, dir, 1, 8)
 }
@@ -62,10 +62,10 @@ func TestStopWhileTraining(t *testing.T) {
 	ctx, l := shared(t)
 	dir := folder(t)
 	touch(t, dir, "mark", "")
-	l.submit(ctx, t, gangJob{name: "stopped", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
-	l.awaitStage(ctx, t, "stopped", contract.StageTraining)
-	l.stop(ctx, t, "stopped")
-	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	l.submit(ctx, t, gangJob{name: "stop-training", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	l.awaitStage(ctx, t, "stop-training", contract.StageTraining)
+	l.stop(ctx, t, "stop-training")
+	l.await(ctx, t, "stop-training", "its end", stage(contract.StageCancelled))
 	must.NoError(t, l.awaitEmpty(ctx))
 }
 
@@ -73,11 +73,11 @@ func TestStopWhileTraining(t *testing.T) {
 func TestStopThroughNomad(t *testing.T) {
 	ctx, l := shared(t)
 	dir := folder(t)
-	l.submit(ctx, t, gangJob{name: "stopped", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	l.submit(ctx, t, gangJob{name: "stop-nomad", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
 	awaitStarted(ctx, t, dir, 1, 4)
-	_, _, err := l.nomad.Jobs().Deregister("stopped", false, nil)
+	_, _, err := l.nomad.Jobs().Deregister("stop-nomad", false, nil)
 	must.NoError(t, err)
-	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	l.await(ctx, t, "stop-nomad", "its end", stage(contract.StageCancelled))
 	must.NoError(t, l.awaitEmpty(ctx))
 }
 
@@ -87,8 +87,8 @@ func TestStopWhilePlaced(t *testing.T) {
 	ctx, l := own(t, trial.Options{Nodes: trial.Nodes(2, 4)})
 	dir := folder(t)
 	must.NoError(t, l.KillClient("n2"))
-	l.submit(ctx, t, gangJob{name: "stopped", members: 2, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
-	l.await(ctx, t, "stopped", "placed with one member up", func(g *view.Gang) bool {
+	l.submit(ctx, t, gangJob{name: "stop-placed", members: 2, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	l.await(ctx, t, "stop-placed", "placed with one member up", func(g *view.Gang) bool {
 		if g.Stage != contract.StagePlaced {
 			return false
 		}
@@ -101,9 +101,9 @@ func TestStopWhilePlaced(t *testing.T) {
 		return up == 1
 	})
 	noneStarted(t, dir)
-	l.stop(ctx, t, "stopped")
+	l.stop(ctx, t, "stop-placed")
 	must.NoError(t, l.StartClient("n2"))
-	l.await(ctx, t, "stopped", "its end", stage(contract.StageCancelled))
+	l.await(ctx, t, "stop-placed", "its end", stage(contract.StageCancelled))
 	must.NoError(t, l.awaitEmpty(ctx))
 	noneStarted(t, dir)
 }

@@ -108,9 +108,13 @@ func (s *simulatedNomad) stop() {
 	}
 }
 
-func (s *simulatedNomad) killClient(node string) error { return s.cluster.KillAgent(node) }
+func (s *simulatedNomad) killClient(node string) error {
+	return s.cluster.KillAgent(s.cluster.Node(node))
+}
 
-func (s *simulatedNomad) startClient(node string) error { return s.cluster.StartAgent(node) }
+func (s *simulatedNomad) startClient(node string) error {
+	return s.cluster.StartAgent(s.cluster.Node(node))
+}
 
 func (s *simulatedNomad) logs(node string) string {
 	p := Process{Log: s.logFile(node)}
