@@ -164,14 +164,20 @@ func (l *lab) awaitAllocations(ctx context.Context, t *testing.T, job, what stri
 // run: held by the driver, in their preflight or past it.
 func (l *lab) awaitHeld(ctx context.Context, t *testing.T, job string, members int) []*api.AllocationListStub {
 	t.Helper()
-	return l.awaitAllocations(ctx, t, job, "all members are held", func(list []*api.AllocationListStub) bool {
+	return l.awaitUp(ctx, t, job, members, members)
+}
+
+// awaitUp returns when so many of all allocations of a job run.
+func (l *lab) awaitUp(ctx context.Context, t *testing.T, job string, running, all int) []*api.AllocationListStub {
+	t.Helper()
+	return l.awaitAllocations(ctx, t, job, fmt.Sprintf("%d of %d members run", running, all), func(list []*api.AllocationListStub) bool {
 		up := 0
 		for _, a := range list {
 			if a.ClientStatus == api.AllocClientStatusRunning {
 				up++
 			}
 		}
-		return up == members && len(list) == members
+		return up == running && len(list) == all
 	})
 }
 

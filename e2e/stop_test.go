@@ -8,7 +8,6 @@ import (
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/trial"
-	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
 
@@ -88,18 +87,7 @@ func TestStopWhilePlaced(t *testing.T) {
 	dir := folder(t)
 	must.NoError(t, l.KillClient("n2"))
 	l.submit(ctx, t, gangJob{name: "stop-placed", members: 2, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
-	l.await(ctx, t, "stop-placed", "placed with one member up", func(g *view.Gang) bool {
-		if g.Stage != contract.StagePlaced {
-			return false
-		}
-		up := 0
-		for _, m := range g.Detail.Members {
-			if m.State == string(contract.StateReady) {
-				up++
-			}
-		}
-		return up == 1
-	})
+	l.awaitUp(ctx, t, "stop-placed", 1, 2)
 	noneStarted(t, dir)
 	l.stop(ctx, t, "stop-placed")
 	must.NoError(t, l.StartClient("n2"))
@@ -115,15 +103,7 @@ func TestNoRankStartsBeforeAllArePlaced(t *testing.T) {
 	dir := folder(t)
 	must.NoError(t, l.KillClient("n3"))
 	l.submit(ctx, t, gangJob{name: "together", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
-	l.await(ctx, t, "together", "three members up, one not", func(g *view.Gang) bool {
-		up := 0
-		for _, m := range g.Detail.Members {
-			if m.State == string(contract.StateReady) {
-				up++
-			}
-		}
-		return up == 3
-	})
+	l.awaitUp(ctx, t, "together", 3, 4)
 	noneStarted(t, dir)
 	must.NoError(t, l.StartClient("n3"))
 	ranks := awaitStarted(ctx, t, dir, 1, 4)
