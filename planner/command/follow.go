@@ -238,7 +238,7 @@ func (f *follower) line(g view.Gang) {
 	if g.Sentence != "" {
 		parts = append(parts, g.Sentence)
 	}
-	text := strings.Join(parts, " · ")
+	text := oneLine(strings.Join(parts, " · "))
 	if runes := []rune(text); f.Width > 1 && len(runes) >= f.Width {
 		text = string(runes[:f.Width-2]) + "…"
 	}

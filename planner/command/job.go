@@ -92,9 +92,9 @@ func runJob(c *Call, o jobRunFlags, path string) error {
 	}
 	c.warn(done.Warnings)
 	human := !c.asJSON && c.template == ""
-	lines := func(s string) { fmt.Fprintln(c.Stdout, s) }
+	lines := func(s string) { fmt.Fprintln(c.Stdout, harmless(s)) }
 	if !human {
-		lines = func(s string) { fmt.Fprintln(c.Stderr, s) }
+		lines = func(s string) { fmt.Fprintln(c.Stderr, harmless(s)) }
 	}
 	for _, a := range done.Added {
 		c.say("Added to the job: %s", a)
