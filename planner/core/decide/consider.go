@@ -9,6 +9,7 @@ import (
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/backfill"
 	"github.com/nomad-muster/muster/planner/core/cluster"
+	"github.com/nomad-muster/muster/planner/core/fairshare"
 	"github.com/nomad-muster/muster/planner/core/placement"
 	"github.com/nomad-muster/muster/planner/core/topology"
 )
@@ -104,10 +105,21 @@ func (c *cycle) userLimit(user string) (core.UserLimit, bool) {
 // members on a model.
 func (c *cycle) mayAdd(g *gang, o *placement.Option, members int) bool {
 	need := c.need(g, o, members)
-	if l, ok := c.userLimit(g.User); ok && l.MaxCards > 0 && c.user(g.User).cards+total(need) > l.MaxCards {
-		return false
+	return c.userMay(g, need) && c.tree.Allowed(g.queue, need)
+}
+
+func (c *cycle) userMay(g *gang, need []fairshare.Need) bool {
+	l, ok := c.userLimit(g.User)
+	return !ok || l.MaxCards == 0 || c.user(g.User).cards+total(need) <= l.MaxCards
+}
+
+// userMost is the most members of an elastic gang, up to a number, that its
+// user's limit lets it have, and the gang's least at least.
+func (c *cycle) userMost(g *gang, o *placement.Option, members int) int {
+	for g.elastic() && members > g.Min && !c.userMay(g, c.need(g, o, members)) {
+		members--
 	}
-	return c.tree.Allowed(g.queue, need)
+	return members
 }
 
 // full notes that a queue's max or budget is used up; a queue that refuses
@@ -334,10 +346,10 @@ func (c *cycle) reserve(g *gang) {
 		if g.elastic() && c.gaveUp(g) {
 			members = g.Min
 		}
-		if g.elastic() && !c.tree.Allowed(g.queue, c.need(g, o, members)) {
+		if g.elastic() && !c.mayAdd(g, o, members) {
 			members = g.Min
 		}
-		if !c.tree.Allowed(g.queue, c.need(g, o, members)) {
+		if !c.mayAdd(g, o, members) {
 			continue
 		}
 		c.fillTable()

@@ -216,10 +216,11 @@ func (c *cycle) may(g, v *gang, need []fairshare.Need) core.EvictionKind {
 }
 
 // spared tells whether a gang is not to be evicted by another whatever its
-// right.
+// right. One that gives up members in this cycle is left alone until the next,
+// which sees what remains of it.
 func (c *cycle) spared(g, v *gang) bool {
 	q := c.conf(v)
-	return !v.running() || !v.Preemptible || v.Service || v.start != nil || len(v.holds) == 0 ||
+	return !v.running() || !v.Preemptible || v.Service || v.start != nil || v.shrunk > 0 || len(v.holds) == 0 ||
 		!v.Released.IsZero() && c.now.Sub(v.Released) < q.Preempt.MinRuntime ||
 		v.EvictionsToday >= q.Preempt.PerVictimPerDay || slices.Contains(g.EvictedBy, v.ID)
 }
@@ -230,11 +231,12 @@ func (c *cycle) makeRoom(g *gang, capacity bool) bool {
 	if !c.cfg.Preemption {
 		return false
 	}
-	members := g.members
+	most := g.members
 	if g.elastic() && c.gaveUp(g) {
-		members = g.Min
+		most = g.Min
 	}
 	for _, o := range g.req.Options {
+		members := c.userMost(g, o, most)
 		k := hopeless{o, g.queue, g.rank.effective, g.rank.level, members}
 		if c.hopeless[k] {
 			continue
@@ -314,7 +316,7 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 		}
 		holds := c.live.Holds()
 		cost := c.cost(v)
-		if spare := c.alive(v) - v.shrunk - v.least(); v.elastic() && spare > 0 && !c.cfg.FixedSize {
+		if spare := c.alive(v) - v.least(); v.elastic() && spare > 0 && !c.cfg.FixedSize {
 			p.Spare[i] = spare
 			for _, h := range v.holds {
 				hold := &holds[h]
