@@ -202,32 +202,27 @@ func plainExit(a *picture.Alloc) *contract.Exit {
 
 // progress enters the stages that the members' reports show.
 func (g *Gang) progress(v Seen) {
-	started, training := true, false
-	var at, first time.Time
+	var at time.Time
 	for _, m := range g.Saved.Record.Members {
-		r, ok := g.reports[member{m.Alloc, m.Task}]
-		if !ok || rank(r.State) < rank(contract.StateLaunched) {
-			started = false
-			continue
+		launched, ok := g.launched[member{m.Alloc, m.Task}]
+		if !ok {
+			return
 		}
-		if r.At.After(at) {
-			at = r.At
-		}
-		if r.State == contract.StateTraining || r.Step > 0 {
-			training = true
-			if first.IsZero() || r.At.Before(first) {
-				first = r.At
-			}
+		if launched.After(at) {
+			at = launched
 		}
 	}
-	if started && len(g.Saved.Record.Members) > 0 {
-		g.enter(contract.StageStarted, at, "")
+	if at.IsZero() {
+		return
 	}
-	if training && started {
-		if first.Before(at) {
-			first = at // a member that is slow to start holds the others in their first step
+	g.enter(contract.StageStarted, at, "")
+	if !g.trained.IsZero() {
+		// A member that is slow to start holds the others in their first step.
+		if g.trained.Before(at) {
+			g.enter(contract.StageTraining, at, "")
+		} else {
+			g.enter(contract.StageTraining, g.trained, "")
 		}
-		g.enter(contract.StageTraining, first, "")
 	}
 }
 

@@ -291,6 +291,10 @@ type Gang struct {
 	update *jobspec.Job
 	// Reports are the newest of the attempt, by allocation and task.
 	reports map[member]contract.Report
+	// launched is when each member's ranks were, trained when the first of them
+	// marked a step.
+	launched map[member]time.Time
+	trained  time.Time
 	// pinned is the pinned version as Nomad has it, to tell a foreign version.
 	pinned *jobspec.Job
 	// tagged: the user's version has its tag.
@@ -336,7 +340,7 @@ type member struct{ alloc, task string }
 
 // New is a gang of which nothing is known but its name.
 func New(id contract.GangID, set *Settings) *Gang {
-	return &Gang{ID: id, Saved: Saved{V: savedVersion, Phase: Waiting}, set: set, reports: map[member]contract.Report{},
+	return &Gang{ID: id, Saved: Saved{V: savedVersion, Phase: Waiting}, set: set, reports: map[member]contract.Report{}, launched: map[member]time.Time{},
 		stopAsked: map[string]time.Time{}, since: map[string]time.Time{}, evals: map[string]*picture.Eval{}}
 }
 

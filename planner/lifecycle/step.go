@@ -132,6 +132,16 @@ func (g *Gang) report(r contract.Report) {
 		return
 	}
 	m := member{r.Alloc, r.Task}
+	if rank(r.State) >= rank(contract.StateLaunched) {
+		// A member's next report takes this one's place; when it was launched, and
+		// when the first one trained, is kept.
+		if at, ok := g.launched[m]; !ok || r.At.Before(at) {
+			g.launched[m] = r.At
+		}
+		if (r.State == contract.StateTraining || r.Step > 0) && (g.trained.IsZero() || r.At.Before(g.trained)) {
+			g.trained = r.At
+		}
+	}
 	old, known := g.reports[m]
 	if !known || newer(r, old) {
 		g.reports[m] = r

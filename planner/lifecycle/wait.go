@@ -322,6 +322,8 @@ func (g *Gang) Describe(v Seen, text string) []Effect {
 // beginAttempt forgets what belongs to the last one.
 func (g *Gang) beginAttempt() {
 	clear(g.reports)
+	clear(g.launched)
+	g.trained = time.Time{}
 	clear(g.stopAsked)
 	clear(g.since)
 	g.pinned, g.published, g.askSent, g.refused = nil, "", false, ""
