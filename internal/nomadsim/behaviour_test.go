@@ -73,27 +73,28 @@ func TestWhatWakesHeldJobs(t *testing.T) {
 			got, _, err := sim.Client().Jobs().Info("held", nil)
 			must.NoError(t, err)
 			must.Eq(t, c.status, *got.Status)
-			woken := func(what string, want int, f func()) {
+			woken := func(what string, want, most int, f func()) {
 				t.Helper()
 				before := sim.Wakes("default", "held")
 				f()
 				rest(t, sim)
-				must.Eq(t, want, sim.Wakes("default", "held")-before, must.Sprint(what))
+				must.Between(t, want, sim.Wakes("default", "held")-before, most, must.Sprint(what))
 			}
-			woken("an allocation ends", c.allocEnds, func() {
+			woken("an allocation ends", c.allocEnds, c.allocEnds, func() {
 				put(t, sim, gang("other", 1, 0))
 				ended(1, sim, t, "other", "running")
 				_, _, err := sim.Client().Jobs().Deregister("other", false, nil)
 				must.NoError(t, err)
 				ended(1, sim, t, "other", "complete")
 			})
-			woken("a node is eligible again", c.eligible, func() {
+			woken("a node is eligible again", c.eligible, c.eligible, func() {
 				for _, on := range []bool{false, true} {
 					_, err := sim.Client().Nodes().ToggleEligibility(sim.Node("n1"), on, nil)
 					must.NoError(t, err)
 				}
 			})
-			woken("a node of a new class", c.class, func() {
+			// A new node registers twice, which wakes what escapes classes twice if it was looked at in between.
+			woken("a node of a new class", c.class, c.class+c.eligible, func() {
 				_, err := sim.AddNode(nomadsim.NodeConfig{Name: "new", Meta: map[string]string{"new": "yes"}})
 				must.NoError(t, err)
 			})
