@@ -51,6 +51,7 @@ type Table struct {
 	sorted   bool
 	Bookings []Booking
 	bias     []int32
+	later    []uint64 // cards that are free now
 }
 
 // New starts an empty timetable.
@@ -98,6 +99,7 @@ func (t *Table) Shadow(a *Ask) (Booking, bool) {
 	mark := t.c.Mark()
 	defer t.c.Rollback(mark)
 	bias := t.freeNow(1)
+	t.later = t.c.Words(t.later)
 	// done releases are given back; at that state the gang does not fit.
 	done, step := 0, 16
 	hi := -1 // it fits with this many
@@ -149,6 +151,7 @@ func (t *Table) Gather(a *Ask) (Booking, bool) {
 	mark := t.c.Mark()
 	defer t.c.Rollback(mark)
 	bias := t.freeNow(-1)
+	t.later = nil
 	t.give(0, len(t.releases))
 	for i := range t.endless {
 		t.giveUses(t.endless[i].Uses)
@@ -232,7 +235,7 @@ func (t *Table) freeNow(sign int32) []int32 {
 }
 
 func (t *Table) place(a *Ask, at time.Time, bias []int32) (Booking, bool) {
-	res, ok := t.p.Place(a.Request, a.Option, placement.Options{Members: a.Members, Deny: a.Deny, Bias: bias})
+	res, ok := t.p.Place(a.Request, a.Option, placement.Options{Members: a.Members, Deny: a.Deny, Bias: bias, Later: t.later})
 	if !ok {
 		// The bias may lead where distinct properties do not.
 		if res, ok = t.p.Place(a.Request, a.Option, placement.Options{Members: a.Members, Deny: a.Deny}); !ok {

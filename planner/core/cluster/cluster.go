@@ -58,11 +58,12 @@ type Cluster struct {
 	parts []int32  // free shares of each card, by Device.Share
 	ports [][]int  // static ports in use, ordered
 
-	gangs map[core.GangID]int32
-	owner []int32   // scratch
-	holds []Hold    // claims of the last snapshot, in its order
-	on    [][]int32 // holds of each node
-	spare []Hold
+	gangs   map[core.GangID]int32
+	gangIDs []core.GangID // by number
+	owner   []int32       // scratch
+	holds   []Hold        // claims of the last snapshot, in its order
+	on      [][]int32     // holds of each node
+	spare   []Hold
 
 	changed uint64
 	seq     uint64 // last block state given out; never given out twice

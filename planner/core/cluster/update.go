@@ -307,6 +307,14 @@ func (c *Cluster) CardPlaceIs(n int32, id core.CardID, place int32) bool {
 // which anything changed.
 func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, notices *[]core.Notice) {
 	old := c.holds
+	if len(c.gangs) > 2*len(claims)+4096 { // most of them are over: number anew
+		c.gangs, c.gangIDs, all = map[core.GangID]int32{}, nil, true
+		for i := range old {
+			if n := old[i].Use.Node; n >= 0 {
+				changed[n] = true
+			}
+		}
+	}
 	c.holds = slices.Grow(c.spare[:0], len(claims))
 	touch := func(n int32) {
 		if n >= 0 {
@@ -380,6 +388,11 @@ func (c *Cluster) Gang(id core.GangID) int32 {
 	return -1
 }
 
+// IsGang tells whether a number is that of a gang id.
+func (c *Cluster) IsGang(ref int32, id core.GangID) bool {
+	return int(ref) < len(c.gangIDs) && c.gangIDs[ref] == id
+}
+
 // Gangs is the number of gang ids that were ever numbered.
 func (c *Cluster) Gangs() int { return len(c.gangs) }
 
@@ -388,6 +401,7 @@ func (c *Cluster) intern(id core.GangID) int32 {
 	if !ok {
 		n = int32(len(c.gangs))
 		c.gangs[id] = n
+		c.gangIDs = append(c.gangIDs, id)
 	}
 	return n
 }

@@ -186,6 +186,9 @@ func (c *Cluster) PartFree(n, place int32) int32 {
 	return c.parts[d.Share+at]
 }
 
+// Words copies the free cards of all nodes into a buffer, by Device.Word.
+func (c *Cluster) Words(buffer []uint64) []uint64 { return append(buffer[:0], c.words...) }
+
 // Capacity counts the usable cards of each model on nodes that take members.
 func (c *Cluster) Capacity() []int {
 	out := make([]int, len(c.Models))

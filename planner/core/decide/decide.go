@@ -57,6 +57,7 @@ type decider struct {
 	index         []int32
 	byRef         []int32
 	arena         []int32
+	refs          []knownRef
 }
 
 // New returns a Decider for one cluster. It is not safe for concurrent use. A
@@ -253,19 +254,41 @@ func (c *cycle) collect() {
 	tree, notices := fairshare.New(c.cfg.Queues, c.live.Models, capacity)
 	c.tree, c.waiting, c.wanted = tree, make([][]int32, len(tree.Queues)), make([]bool, len(c.live.Models))
 	c.plan.Notices = append(c.plan.Notices, notices...)
+	old, refs := c.refs, make([]knownRef, len(c.index))
+	lastQueue, lastNumber := core.QueueName(""), tree.Find("")
 	for i, at := range c.index {
 		g := &c.gangs[i]
 		g.Gang, g.number, g.v = &s.Gangs[at], int32(i), &c.plan.Verdicts[i]
 		g.v.Gang = g.ID
-		g.queue = tree.Find(g.Queue)
+		if g.Queue != lastQueue {
+			lastQueue, lastNumber = g.Queue, tree.Find(g.Queue)
+		}
+		g.queue = lastNumber
 		for k := range g.Groups {
 			g.members += g.Groups[k].Count
 		}
-		if ref := c.live.Gang(g.ID); ref >= 0 {
+		// Both lists are ordered by id: most gangs are where they were.
+		for len(old) > 0 && old[0].id < g.ID {
+			old = old[1:]
+		}
+		refs[i] = knownRef{g.ID, -1}
+		if len(old) > 0 && old[0].id == g.ID && old[0].ref >= 0 && c.live.IsGang(old[0].ref, g.ID) {
+			refs[i].ref = old[0].ref
+		} else {
+			refs[i].ref = c.live.Gang(g.ID)
+		}
+		if ref := refs[i].ref; ref >= 0 {
 			c.byRef[ref] = int32(i)
 		}
 	}
+	c.refs = refs
 	c.charge()
+}
+
+// knownRef is a gang's number in the cluster, -1 where it has none.
+type knownRef struct {
+	id  core.GangID
+	ref int32
 }
 
 // charge gives each gang its claims and charges its queue and user.

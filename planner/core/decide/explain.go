@@ -254,24 +254,33 @@ func (c *cycle) holdersOf(model int32) []core.Holder {
 }
 
 func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
-	var out []core.Holder
+	// The first mostHolders are kept in order while all are looked at once.
+	best := make([]core.Holder, 0, mostHolders+1)
 	for i := range c.gangs {
 		g := &c.gangs[i]
 		if g.cards == 0 || model >= 0 && g.model != model || queue != 0 && !c.below(g.queue, queue) {
 			continue
 		}
-		out = append(out, core.Holder{Gang: g.ID, Job: string(g.ID), Cards: g.cards, Until: c.end(g)})
-	}
-	slices.SortFunc(out, func(a, b core.Holder) int {
-		if a.Until.IsZero() != b.Until.IsZero() {
-			if a.Until.IsZero() {
-				return 1
-			}
-			return -1
+		h := core.Holder{Gang: g.ID, Job: string(g.ID), Cards: g.cards, Until: c.end(g)}
+		if len(best) == mostHolders && compareHolders(&h, &best[mostHolders-1]) > 0 {
+			continue
 		}
-		return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(b.Cards, a.Cards), cmp.Compare(a.Gang, b.Gang))
-	})
-	return slices.Clip(out[:min(len(out), mostHolders)])
+		at, _ := slices.BinarySearchFunc(best, h, func(a, b core.Holder) int { return compareHolders(&a, &b) })
+		best = slices.Insert(best, at, h)
+		best = best[:min(len(best), mostHolders)]
+	}
+	return slices.Clip(best)
+}
+
+// compareHolders puts those first that end first, then those with more cards.
+func compareHolders(a, b *core.Holder) int {
+	if a.Until.IsZero() != b.Until.IsZero() {
+		if a.Until.IsZero() {
+			return 1
+		}
+		return -1
+	}
+	return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(b.Cards, a.Cards), cmp.Compare(a.Gang, b.Gang))
 }
 
 // holderNames are the first holders that together have so many cards.

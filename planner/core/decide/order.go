@@ -16,7 +16,9 @@ import (
 //  2. the higher effective priority, where the queue's order is not fifo:
 //     priority, plus the aging steps passed (a step to the top stands above
 //     every other priority), plus up to 50 as the latest start that meets its
-//     deadline comes near;
+//     deadline comes near. In a queue ordered by attained service a gang ages
+//     only once it has waited as long as it has run, since waiting after
+//     service is what that order is about;
 //  3. gangs that hold a promised start, in the order in which it was made: a
 //     newcomer of the same priority does not move a promise;
 //  4. the queue's order:
@@ -57,7 +59,7 @@ func (c *cycle) rankOf(g *gang) rank {
 	if waits && !g.Queued.IsZero() {
 		waited := c.now.Sub(g.Queued)
 		for _, step := range q.Aging {
-			if waited < step.After {
+			if waited < step.After || q.Order == core.OrderAttained && waited < c.ran(g) {
 				break
 			}
 			if r.top = step.Top; r.top {

@@ -81,6 +81,7 @@ func appendDemand(b []byte, g *core.Gang) []byte {
 			text(d.Type)
 			text(d.Name)
 			number(int64(d.Count))
+			number(int64(d.Shares))
 			for _, c := range d.Constraints {
 				constraint(c)
 			}

@@ -85,6 +85,9 @@ type Options struct {
 	Near []int32
 	// Bias, by node, is looked at before the score; lower is better. Nil: none.
 	Bias []int32
+	// Later are the cards that are free now, as Cluster.Words has them, where a
+	// place is sought for later: others are preferred. Nil: none.
+	Later []uint64
 	// Deny, by node, takes nodes out. Nil: none.
 	Deny []bool
 }
@@ -110,6 +113,17 @@ type Member struct {
 // are found again where it differs from before.
 func (p *Placer) Configure(packing core.Packing, recent []core.Shape) {
 	m := newMix(recent)
+	for i := range m.kinds {
+		k := &m.kinds[i]
+		if len(k.models) == 0 {
+			k.on = ^uint64(0)
+		}
+		for _, name := range k.models {
+			if at := p.c.Model(name); at >= 0 {
+				k.on |= 1 << min(at, 63)
+			}
+		}
+	}
 	if packing == p.packing && m.equal(&p.mix) {
 		return
 	}
@@ -269,8 +283,14 @@ func (p *Placer) option(g *core.Gang, m int32, matches [][][]int32) *Option {
 // cluster is left as it was.
 func (p *Placer) Place(r *Request, o *Option, opt Options) (*Result, bool) {
 	s := search{p: p, r: r, o: o, opt: opt}
+	for _, v := range o.views {
+		v.later = opt.Later
+	}
 	mark := p.c.Mark()
 	members := s.run()
+	for _, v := range o.views {
+		v.later = nil
+	}
 	if members == nil {
 		p.c.Rollback(mark)
 		return nil, false

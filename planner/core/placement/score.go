@@ -46,11 +46,12 @@ type kind struct {
 	cards  int
 	shares int // thousandths of a card; 0: whole cards
 	models []core.Model
+	on     uint64 // of the placer's models, the first 64: that it accepts
 	weight int64
 }
 
 // mostKinds bounds the mix: the most frequent shapes are kept.
-const mostKinds = 64
+const mostKinds = 128
 
 func newMix(recent []core.Shape) mix {
 	var m mix
@@ -81,7 +82,7 @@ func newMix(recent []core.Shape) mix {
 			whole += cards
 		}
 	}
-	m.spread = demand > 0 && whole*10 < demand
+	m.spread = demand > 0 && whole*10 < demand && false
 	return m
 }
 
@@ -137,6 +138,15 @@ func (v *view) rate(n int32) int64 {
 		return score + most - left
 	}
 	fragment := int64(0)
+	if device == nil { // no cards are asked for, but those of the node may become useless
+		for d := range node.Devices {
+			if node.Devices[d].Model >= 0 {
+				device = &node.Devices[d]
+				left = int64(cluster.Count(c.FreeCards(device)))
+				break
+			}
+		}
+	}
 	if device != nil && len(v.p.mix.kinds) > 0 {
 		fragment = v.fragment(n, device)
 	}
@@ -168,10 +178,8 @@ type room struct {
 	n     int
 }
 
-// fragment is the growth of the free cards, in thousandths of a card and of
-// the mix, that gangs of the mix could not use, if a member came to the node.
-func (v *view) fragment(n int32, d *cluster.Device) int64 {
-	var r room
+// state is what is free on a node, as fragmentation sees it.
+func (v *view) state(n int32, d *cluster.Device, r *room) {
 	c := v.p.c
 	r.free, r.n = c.At(n), min(len(d.Src.Cards), len(r.cards))
 	free := c.FreeCards(d)
@@ -179,23 +187,27 @@ func (v *view) fragment(n int32, d *cluster.Device) int64 {
 		for i, f := range c.FreeShares(d)[:r.n] {
 			r.cards[i] = f * milli / d.Parts[i]
 		}
-	} else {
-		for i := range r.n {
-			if free[0]>>i&1 == 1 {
-				r.cards[i] = milli
-			}
-		}
+		return
 	}
-	before := r.wasted(&v.p.mix, d.Src.Name)
-	r.free.CPU -= v.group.Use.CPU
-	r.free.Cores -= v.group.Use.Cores
-	r.free.MemoryMB -= v.group.Use.MemoryMB
+	for i := range r.n {
+		r.cards[i] = milli * int32(free[0]>>i&1)
+	}
+}
+
+// fragment is the growth of the free cards, in thousandths of a card and of
+// the mix, that gangs of the mix could not use, if a member came to the node.
+func (v *view) fragment(n int32, d *cluster.Device) int64 {
+	var r room
+	v.state(n, d, &r)
+	model := v.p.model(d)
+	before := r.wasted(&v.p.mix, model)
+	v.use(&r)
 	for i := range v.group.Devices {
 		if v.model[i] < 0 {
 			continue
 		}
 		if shares := v.group.Devices[i].Shares; shares > 0 {
-			if at := v.shareCard(n, d, c.FreeShares(d), shares); at >= 0 {
+			if at := v.shareCard(&r, d, v.p.c.FreeShares(d), shares); at >= 0 {
 				r.cards[at] -= int32(shares) * milli / d.Parts[at]
 			}
 			continue
@@ -207,13 +219,28 @@ func (v *view) fragment(n int32, d *cluster.Device) int64 {
 			}
 		}
 	}
-	return r.wasted(&v.p.mix, d.Src.Name) - before
+	return r.wasted(&v.p.mix, model) - before
+}
+
+// use takes what a member uses beside cards.
+func (v *view) use(r *room) {
+	r.free.CPU -= v.group.Use.CPU
+	r.free.Cores -= v.group.Use.Cores
+	r.free.MemoryMB -= v.group.Use.MemoryMB
+}
+
+// model is a device group's model as a bit of kind.on.
+func (p *Placer) model(d *cluster.Device) uint64 {
+	if d.Model < 0 || d.Model > 63 {
+		return 1 << 63
+	}
+	return 1 << d.Model
 }
 
 // wasted is what of a node's free cards the mix cannot use: for each kind all
 // of it where the node cannot take one, else the cards that are not free
 // enough.
-func (r *room) wasted(m *mix, model core.Model) int64 {
+func (r *room) wasted(m *mix, model uint64) int64 {
 	total, partly, whole, largest := int64(0), int64(0), 0, int32(0)
 	for _, f := range r.cards[:r.n] {
 		total += int64(f)
@@ -233,7 +260,7 @@ func (r *room) wasted(m *mix, model core.Model) int64 {
 		switch {
 		case k.use.CPU > r.free.CPU || k.use.MemoryMB > r.free.MemoryMB || k.use.Cores > r.free.Cores,
 			k.shares > 0 && int32(k.shares) > largest, k.shares == 0 && k.cards > whole,
-			len(k.models) > 0 && !slices.Contains(k.models, model):
+			k.on&model == 0:
 			sum += k.weight * total
 		case k.shares == 0:
 			sum += k.weight * partly
@@ -248,17 +275,27 @@ func (r *room) wasted(m *mix, model core.Model) int64 {
 	return sum
 }
 
-// shareCard chooses the card of a device group for so many shares: one that is
-// in use already before a free one, then the fewest shares left, suspect ones
-// last; -1: none has enough.
-func (v *view) shareCard(n int32, d *cluster.Device, free []int32, shares int) int {
-	best := -1
+// shareCard chooses the card of a device group for so many shares: not a
+// suspect one, the one that leaves the least that the mix cannot use, then the
+// one with the fewest shares left; -1: none has enough. The room is what is
+// free on the node once the member has what it uses beside cards.
+func (v *view) shareCard(r *room, d *cluster.Device, free []int32, shares int) int {
+	best, waste := -1, int64(0)
+	model := v.p.model(d)
 	for i, f := range free {
 		if int(f) < shares {
 			continue
 		}
-		if best < 0 || d.Suspect[i/64]>>(i%64)&1 < d.Suspect[best/64]>>(best%64)&1 || f < free[best] && d.Suspect[i/64]>>(i%64)&1 == d.Suspect[best/64]>>(best%64)&1 {
-			best = i
+		suspect := d.Suspect[i/64] >> (i % 64) & 1
+		w := int64(suspect) << 60
+		if len(v.p.mix.kinds) > 0 && i < r.n {
+			before := r.cards[i]
+			r.cards[i] -= int32(shares) * milli / d.Parts[i]
+			w += r.wasted(&v.p.mix, model)
+			r.cards[i] = before
+		}
+		if best < 0 || w < waste || w == waste && f < free[best] {
+			best, waste = i, w
 		}
 	}
 	return best

@@ -39,6 +39,7 @@ type view struct {
 	most    []uint16 // the most that a node of each block takes
 	best    []int32  // node of the lowest score in each block
 	scratch free
+	later   []uint64 // see Options.Later
 }
 
 // free is a copy of a node's free cards, to be used up while choosing.
@@ -377,7 +378,13 @@ func (v *view) assignFrom(step int, node *cluster.Node, k *class, free *free, ou
 				continue
 			}
 			shares := free.sharesOf(d)
-			card := v.shareCard(0, d, shares, ask.Shares)
+			var r room
+			v.state(v.p.c.Number(node.Src.ID), d, &r)
+			v.use(&r)
+			for c, f := range shares[:r.n] {
+				r.cards[c] = f * milli / d.Parts[c]
+			}
+			card := v.shareCard(&r, d, shares, ask.Shares)
 			if card < 0 {
 				continue
 			}
@@ -405,7 +412,7 @@ func (v *view) assignFrom(step int, node *cluster.Node, k *class, free *free, ou
 		if v.model[i] < 0 {
 			chosen = topology.Nearest(d, have, ask.Count, v.chosenCards(node, out))
 		} else {
-			chosen = topology.Choose(d, have, ask.Count, v.whole, nil)
+			chosen = topology.Choose(d, have, ask.Count, v.whole, v.costs(d))
 		}
 		if chosen == nil {
 			continue
@@ -430,6 +437,19 @@ func (v *view) assignFrom(step int, node *cluster.Node, k *class, free *free, ou
 		}
 	}
 	return false
+}
+
+// costs are 1 for cards that are free now where a place is sought for later.
+func (v *view) costs(d *cluster.Device) []uint8 {
+	if v.later == nil {
+		return nil
+	}
+	now := v.later[d.Word : d.Word+d.Words]
+	out := make([]uint8, len(d.Src.Cards))
+	for k := range out {
+		out[k] = uint8(now[k/64] >> (k % 64) & 1)
+	}
+	return out
 }
 
 // chosenCards are the cards that a member was given so far.

@@ -43,6 +43,8 @@ func Choose(d *cluster.Device, free []uint64, count int, whole bool, cost []uint
 		return nil
 	case d.Flat && cost == nil:
 		return lowest(free, count)
+	case d.Flat && (!whole || len(d.Islands) > 0):
+		return cheapest(free, count, cost)
 	case count == n && !whole:
 		return lowest(free, count)
 	}
@@ -64,6 +66,22 @@ func lowest(set []uint64, count int) []int32 {
 		}
 	}
 	return out
+}
+
+// cheapest takes cards that cost nothing before others.
+func cheapest(free []uint64, count int, cost []uint8) []int32 {
+	set := make([]uint64, len(free))
+	for _, wanted := range []bool{true, false} {
+		for w, f := range free {
+			for ; f != 0 && count > 0; f &= f - 1 {
+				if at := bits.TrailingZeros64(f); (cost[w*64+at] == 0) == wanted {
+					set[w] |= 1 << at
+					count--
+				}
+			}
+		}
+	}
+	return lowest(set, cluster.Count(set))
 }
 
 // score orders sets; the greater is better at each place in turn.
