@@ -219,7 +219,7 @@ func all(parts Parts) map[string]Command {
 	out := map[string]Command{
 		"job run": jobRun(), "job plan": jobPlan(), "job stop": jobStop(), "job validate": jobValidate(),
 		"queue": queueList(), "queue status": queueStatus(), "status": status(), "why": why(), "eta": eta(), "nodes": nodes(),
-		"config validate": configValidate(), "snapshot": snapshot(), "replay": replay(), "version": version(),
+		"config validate": configValidate(), "snapshot": snapshot(), "replay": replay(), "simulate": simulateCommand(), "version": version(),
 	}
 	if parts.Agent != nil {
 		out["agent"] = agent(parts.Agent)
