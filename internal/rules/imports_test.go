@@ -69,7 +69,7 @@ func TestLibrariesStayInTheirRooms(t *testing.T) {
 	for pkg := range code {
 		for _, imported := range append(slices.Clone(code[pkg]), tests[pkg]...) {
 			for _, r := range reserved {
-				if in(imported, r.library) && !in(pkg, r.rooms...) && pkg != "internal/seed" {
+				if in(imported, r.library) && !in(pkg, r.rooms...) {
 					t.Errorf("%s imports %s, which only %s may: %s", pkg, imported, strings.Join(r.rooms, ", "), r.why)
 				}
 			}

@@ -17,7 +17,6 @@ type explainer struct {
 	known   map[cause][]core.Blocker
 	outOf   []outOfUse
 	booked  []int // cards taken for bookings, by model
-	rate    []int64
 }
 
 // cause names a need whose blockers are the same whoever has it.
@@ -28,8 +27,8 @@ type cause struct {
 
 // outOfUse counts cards of a model that nobody may be given.
 type outOfUse struct {
-	cards, onNodes int
-	why            map[string]int
+	cards int
+	why   map[string]int
 }
 
 // mostHolders is how many holders a blocker lists.

@@ -94,10 +94,6 @@ func (c *cycle) grace(g *gang) time.Duration {
 	return 10 * time.Minute
 }
 
-// minRuntime is how long a gang is spared, and after which its aging starts
-// again.
-func (c *cycle) minRuntime(g *gang) time.Duration { return c.conf(g).Preempt.MinRuntime }
-
 // overrun is how soon a gang is expected to end that should have ended.
 const overrun = time.Minute
 
