@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/hashicorp/nomad/api"
@@ -163,15 +164,15 @@ func TestFailedRecoveryRepairsTheGang(t *testing.T) {
 // the second attempt is whole and that the first never started a rank again.
 func (l *lab) repaired(ctx context.Context, t *testing.T, harm func(*api.AllocationListStub)) {
 	t.Helper()
-	dir := folder(t)
-	l.submit(ctx, t, gangJob{name: "damaged", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	name, dir := strings.ToLower(t.Name()), folder(t)
+	l.submit(ctx, t, gangJob{name: name, members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
 	awaitStarted(ctx, t, dir, 1, 4)
-	members := l.allocations(ctx, t, "damaged")
+	members := l.allocations(ctx, t, name)
 	must.Len(t, 2, members)
 	harm(members[0])
 	awaitStarted(ctx, t, dir, 2, 4)
 	touch(t, dir, "end", "")
-	g := l.awaitStage(ctx, t, "damaged", contract.StageComplete)
+	g := l.awaitStage(ctx, t, name, contract.StageComplete)
 	must.Eq(t, 2, g.Attempt)
 	startedOnce(t, dir, 2, 4)
 }
