@@ -108,6 +108,30 @@ func TestTrainingGoesOnFromTheLastCheckpoint(t *testing.T) {
 	}
 }
 
+// torchrun is killed under its ranks: they do not outlive it, and the gang fails
+// as a whole.
+func TestRanksDoNotOutliveTheirLauncher(t *testing.T) {
+	ctx, l := shared(t)
+	needTorch(t)
+	dir := folder(t)
+	touch(t, dir, "wait", "1")
+	config := python(t, "ddp.py", 1, dir, "6") + fmt.Sprintf("        checkpoint = %q\n", filepath.Join(dir, "checkpoints"))
+	l.submit(ctx, t, gangJob{name: "launcher", members: 2, cards: 2, config: config}.hcl())
+	poll(ctx, t, "wait for step 1 of both ranks", func() error {
+		if len(stepsOf(dir, 1, 0)) == 0 || len(stepsOf(dir, 1, 1)) == 0 {
+			return fmt.Errorf("not there")
+		}
+		return nil
+	})
+	launchers, err := trial.Processes(contract.EnvGang+"=default/launcher", "torch.distributed.run")
+	must.NoError(t, err)
+	must.Len(t, 2, launchers)
+	must.NoError(t, syscall.Kill(launchers[0].Pid, syscall.SIGKILL))
+	g := l.awaitStage(ctx, t, "launcher", contract.StageFailed)
+	must.Eq(t, contract.OutcomeFailed, g.Exit.Outcome)
+	must.NoError(t, l.awaitEmpty(ctx))
+}
+
 // stepsOf are the steps that a rank of testdata/ddp.py wrote down.
 func stepsOf(dir string, attempt, rank int) []string {
 	text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.%d.steps", attempt, rank)))

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -161,7 +162,8 @@ func scenario(t *testing.T) {
 	})
 }
 
-// summarize prints the totals, what failed and what was skipped and why.
+// summarize prints the totals, what failed and what was skipped and why, and
+// adds the same to artifacts/summary for who runs the suite without its output.
 func summarize() {
 	suite.mu.Lock()
 	defer suite.mu.Unlock()
@@ -170,12 +172,21 @@ func summarize() {
 		count[r.state]++
 		took += r.took
 	}
-	fmt.Printf("\nEnd to end on a %s Nomad: %d scenarios, %d passed, %d failed, %d skipped, in %s\n", suite.kind, len(suite.results),
+	var text strings.Builder
+	fmt.Fprintf(&text, "\nEnd to end, on a %s Nomad: %d scenarios, %d passed, %d failed, %d skipped, in %s\n", suite.kind, len(suite.results),
 		count["passed"], count["FAILED"], count["skipped"], took.Round(time.Second))
 	sort.SliceStable(suite.results, func(i, j int) bool { return suite.results[i].state < suite.results[j].state })
 	for _, r := range suite.results {
 		if r.state != "passed" {
-			fmt.Printf("  %-8s %s %s\n", r.state, r.name, r.why)
+			fmt.Fprintf(&text, "  %-8s %s: %s\n", r.state, r.name, cmp.Or(r.why, "see its output, and its logs in e2e/artifacts"))
 		}
+	}
+	fmt.Print(text.String())
+	if err := os.MkdirAll("artifacts", 0o755); err != nil {
+		return
+	}
+	if f, err := os.OpenFile("artifacts/summary", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil {
+		_, _ = f.WriteString(text.String())
+		_ = f.Close()
 	}
 }

@@ -5,6 +5,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/hashicorp/nomad/api"
@@ -196,6 +198,24 @@ func TestSameFileAgain(t *testing.T) {
 			must.Len(t, 2, l.allocations(ctx, t, name))
 		})
 	}
+}
+
+// The same file run again after its gang has ended runs again, although Nomad
+// sees nothing that is new in it.
+func TestSameFileAfterTheEnd(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	hcl := gangJob{name: "rerun", members: 2, cards: 4, config: shellRanks(t, dir, 1)}.hcl()
+	l.register(ctx, t, hcl)
+	awaitStarted(ctx, t, dir, 1, 2)
+	touch(t, dir, "end", "")
+	l.awaitStage(ctx, t, "rerun", contract.StageComplete)
+	must.NoError(t, os.Remove(filepath.Join(dir, "end")))
+	l.register(ctx, t, hcl)
+	awaitStarted(ctx, t, dir, 2, 2)
+	touch(t, dir, "end", "")
+	l.await(ctx, t, "rerun", "its second end", func(g *view.Gang) bool { return g.Stage == contract.StageComplete && g.Attempt == 2 })
+	startedOnce(t, dir, 2, 2)
 }
 
 // awaitForeign returns when Nomad has worked off all evaluations of a job, so

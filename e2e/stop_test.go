@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/hashicorp/nomad/api"
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/trial"
 	"github.com/shoenig/test/must"
@@ -78,6 +79,56 @@ func TestStopThroughNomad(t *testing.T) {
 	must.NoError(t, err)
 	l.await(ctx, t, "stop-nomad", "its end", stage(contract.StageCancelled))
 	must.NoError(t, l.awaitEmpty(ctx))
+}
+
+// Stopped at once, wherever it has come to by then.
+func TestStopDuringAdmission(t *testing.T) {
+	ctx, l := shared(t)
+	for i := range 5 {
+		name, dir := fmt.Sprintf("stop-early-%d", i), folder(t)
+		l.submit(ctx, t, gangJob{name: name, members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+		l.stop(ctx, t, name)
+		l.await(ctx, t, name, "its end", stage(contract.StageCancelled))
+		must.NoError(t, l.awaitEmpty(ctx))
+	}
+}
+
+// Ranks that are asked to leave and end with 0 have not completed their work,
+// and nobody says so.
+func TestStoppedGentlyIsNotComplete(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	touch(t, dir, "gentle", "")
+	l.submit(ctx, t, gangJob{name: "gentle", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	awaitStarted(ctx, t, dir, 1, 4)
+	l.stop(ctx, t, "gentle")
+	g := l.await(ctx, t, "gentle", "its end", stage(contract.StageCancelled))
+	must.NotNil(t, g.Exit)
+	must.NotEq(t, contract.OutcomeComplete, g.Exit.Outcome)
+	must.NoError(t, l.awaitEmpty(ctx))
+	for _, a := range l.allocations(ctx, t, "gentle") {
+		for _, e := range a.TaskStates["train"].Events {
+			if e.Type == api.TaskTerminated {
+				must.Eq(t, contract.CodeAsked, e.ExitCode)
+			}
+		}
+	}
+}
+
+// A gang whose name is the start of another's is stopped alone.
+func TestStopTakesTheExactName(t *testing.T) {
+	ctx, l := shared(t)
+	short, long := folder(t), folder(t)
+	l.submit(ctx, t, gangJob{name: "name", members: 2, cards: 2, config: shellRanks(t, short, 1)}.hcl())
+	l.submit(ctx, t, gangJob{name: "name-2", members: 2, cards: 2, config: shellRanks(t, long, 1)}.hcl())
+	awaitStarted(ctx, t, short, 1, 2)
+	awaitStarted(ctx, t, long, 1, 2)
+	l.stop(ctx, t, "name")
+	l.await(ctx, t, "name", "its end", stage(contract.StageCancelled))
+	touch(t, long, "end", "")
+	g := l.awaitStage(ctx, t, "name-2", contract.StageComplete)
+	must.Eq(t, 1, g.Attempt)
+	startedOnce(t, long, 1, 2)
 }
 
 // A member whose node's agent is dead never gets to its start: the gang stays

@@ -263,7 +263,11 @@ func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
 		x.Outcome, x.Code, x.Text = contract.OutcomeFailed, 1, m.ended.text
 	case m.ended != nil && (first == nil || !first.at.Before(m.endedAt)):
 		// Nothing had failed here before.
-		if m.allZero() && m.ended.outcome != contract.OutcomeHung {
+		if x.Asked && m.allZero() && m.ended.outcome != contract.OutcomeHung {
+			m.concludeAsked(&x) // the ask came first, and they left by it
+			break
+		}
+		if m.doneBefore(m.endedAt) && m.ended.outcome != contract.OutcomeHung {
 			x.Outcome, x.Text = contract.OutcomeComplete, "all ranks ended with 0"
 			break
 		}

@@ -608,6 +608,35 @@ func TestAttemptThatEndedIsStopped(t *testing.T) {
 	must.StrContains(t, l.over(contract.OutcomeKilled, contract.CodeAsked).Text, "node-lost")
 }
 
+// Ranks that end with 0 because the attempt ended have not completed; those that
+// had ended before it did have.
+func TestExitZeroWhenTheAttemptEnded(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before  func(*life)
+		outcome contract.Outcome
+		code    int
+	}{
+		"by the signal":                        {func(*life) {}, contract.OutcomeKilled, contract.CodeAsked},
+		"by the stop that came just before it": {func(l *life) { l.step(Stopped{Grace: time.Minute}); l.now = l.now.Add(time.Second) }, contract.OutcomeYielded, contract.CodeAsked},
+		"by themselves, before":                {func(l *life) { l.rankEnds(0, 0, 0); l.rankEnds(1, 0, 0); l.now = l.now.Add(time.Second) }, contract.OutcomeComplete, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLife(t)
+			l.running()
+			tc.before(l)
+			l.see(l.record(1, contract.PhaseEnded))
+			l.now = l.now.Add(time.Second)
+			if tc.outcome != contract.OutcomeComplete {
+				l.rankEnds(0, 0, 0)
+				l.rankEnds(1, 0, 0)
+			}
+			l.launcherEnds(0, 0)
+			l.wait(6 * time.Second)
+			l.over(tc.outcome, tc.code)
+		})
+	}
+}
+
 // C22 c: a member that comes back finds that the gang went on without it.
 func TestReturningMemberStops(t *testing.T) {
 	l := newLife(t)

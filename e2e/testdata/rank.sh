@@ -4,8 +4,10 @@
 #   <attempt>.<rank>.exit    it reads: ends with the code in there
 #   mark                     there: it marks progress
 #   end                      there: it ends well
-# A stop signal ends it, as it does any program that does not care.
+#   gentle                   there at its start: asked to leave, it ends with 0
+# Else a signal ends it, as it does any program that does not care.
 set -eu
+[ ! -e "$1/gentle" ] || trap 'echo "rank $RANK leaves"; exit 0' TERM USR1
 me="$1/$MUSTER_ATTEMPT.$RANK"
 echo "$(date +%s%N) $NOMAD_ALLOC_ID $$ $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT ${CUDA_VISIBLE_DEVICES:-none}" >>"$me.start"
 echo "rank $RANK of $WORLD_SIZE started in attempt $MUSTER_ATTEMPT"
