@@ -87,6 +87,7 @@ type cycle struct {
 	failed   map[failure]bool
 	hopeless map[hopeless]bool
 	leaving  []leaver
+	preys    [][]int32 // see evictable
 	help     map[*placement.Option]*helpTimes
 	// tableFull: the timetable knows of all gangs that hold cards.
 	tableFull bool

@@ -222,7 +222,43 @@ func (c *cycle) spared(g, v *gang) bool {
 	q := c.conf(v)
 	return !v.running() || !v.Preemptible || v.Service || v.start != nil || v.shrunk > 0 || len(v.holds) == 0 ||
 		!v.Released.IsZero() && c.now.Sub(v.Released) < q.Preempt.MinRuntime ||
-		v.EvictionsToday >= q.Preempt.PerVictimPerDay || slices.Contains(g.EvictedBy, v.ID)
+		v.EvictionsToday >= q.Preempt.PerVictimPerDay || g != nil && slices.Contains(g.EvictedBy, v.ID)
+}
+
+// evictable lists, by queue, the gangs that somebody might evict in this
+// cycle. Some of them are asked to leave in its course: spared is asked again.
+func (c *cycle) evictable() [][]int32 {
+	if c.preys == nil {
+		c.preys = make([][]int32, len(c.tree.Queues))
+		for i := range c.gangs {
+			if v := &c.gangs[i]; v.queue >= 0 && len(v.holds) > 0 && !c.spared(nil, v) {
+				c.preys[v.queue] = append(c.preys[v.queue], int32(i))
+			}
+		}
+	}
+	return c.preys
+}
+
+// candidates are the gangs that might be evicted for a gang, by number, which
+// is also the order of ids.
+func (c *cycle) candidates(g *gang, need []fairshare.Need, under int32) []int32 {
+	var out []int32
+	lists := 0
+	for q, list := range c.evictable() {
+		if len(list) == 0 || under != 0 && !c.below(int32(q), under) {
+			continue
+		}
+		// From another queue it is the queues that give the right or do not.
+		if int32(q) != g.queue && c.may(g, &c.gangs[list[0]], need) == "" {
+			continue
+		}
+		out = append(out, list...)
+		lists++
+	}
+	if lists > 1 {
+		slices.Sort(out)
+	}
+	return out
 }
 
 // makeRoom shrinks and evicts others for a blocked gang, as far as it is
@@ -302,12 +338,10 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 	}
 	p.Prefer = int64(total(need)) * int64(wait/time.Second)
 	var kinds []core.EvictionKind
-	for i := range c.gangs {
+	for _, at := range c.candidates(g, need, under) {
+		i := int(at)
 		v := &c.gangs[i]
 		if v.model != o.MainModel() && v.cards > 0 && len(o.Cards) > 0 || c.spared(g, v) {
-			continue
-		}
-		if under != 0 && !c.below(v.queue, under) {
 			continue
 		}
 		kind := c.may(g, v, need)
@@ -316,7 +350,11 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 		}
 		holds := c.live.Holds()
 		cost := c.cost(v)
-		if spare := c.alive(v) - v.least(); v.elastic() && spare > 0 && !c.cfg.FixedSize {
+		spare := 0
+		if v.elastic() && !c.cfg.FixedSize {
+			spare = c.alive(v) - v.least()
+		}
+		if spare > 0 {
 			p.Spare[i] = spare
 			for _, h := range v.holds {
 				hold := &holds[h]

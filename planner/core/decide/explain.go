@@ -17,6 +17,7 @@ type explainer struct {
 	known   map[cause][]core.Blocker
 	outOf   []outOfUse
 	booked  []int // cards taken for bookings, by model
+	largest []int // cards of the largest node, by model
 }
 
 // cause names a need whose blockers are the same whoever has it.
@@ -446,7 +447,10 @@ func (c *cycle) demandSignal() {
 				continue
 			}
 			k := shape{o.MainModel(), g.Groups[0].Pool}
-			per := c.nodeCards(k.model)
+			if c.explain.largest == nil {
+				c.explain.largest = c.nodeCards()
+			}
+			per := c.explain.largest[k.model]
 			if per == 0 {
 				continue
 			}
@@ -467,13 +471,13 @@ func (c *cycle) demandSignal() {
 	})
 }
 
-// nodeCards is how many cards of a model the largest node has.
-func (c *cycle) nodeCards(model int32) int {
-	most := 0
+// nodeCards is how many cards of each model the largest node has.
+func (c *cycle) nodeCards() []int {
+	most := make([]int, len(c.live.Models))
 	for n := range c.live.Nodes {
 		for d := range c.live.Nodes[n].Devices {
-			if dev := &c.live.Nodes[n].Devices[d]; dev.Model == model {
-				most = max(most, len(dev.Src.Cards))
+			if dev := &c.live.Nodes[n].Devices[d]; dev.Model >= 0 {
+				most[dev.Model] = max(most[dev.Model], len(dev.Src.Cards))
 			}
 		}
 	}

@@ -1,0 +1,186 @@
+package simulate
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shoenig/test/must"
+
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/decide"
+)
+
+// load is a busy cluster of one size, made from a seed: a queue tree of four
+// departments with four teams each, two topology levels, gangs of one card to
+// 128 nodes of which seven in ten state a time limit, everything in use, and
+// so many gangs waiting.
+type load struct {
+	w       *World
+	d       core.Decider
+	rnd     *rand.Rand
+	n       int
+	pending int
+	most    int // nodes of one gang
+}
+
+const loadSeed = 20261129
+
+func loadConfig(cards int) *core.Config {
+	cfg := core.Defaults()
+	cfg.Levels = []core.Level{{Name: "spine"}, {Name: "leaf"}}
+	for d := range 4 {
+		dept := core.DefaultQueue(core.QueueName(fmt.Sprintf("d%d", d)))
+		dept.Guaranteed = core.Amounts{Models: map[core.Model]int{"card": cards / 5}}
+		cfg.Queues = append(cfg.Queues, dept)
+		for t := range 4 {
+			team := core.DefaultQueue(core.QueueName(fmt.Sprintf("d%dt%d", d, t)))
+			team.Parent, team.Weight = dept.Name, 1+t
+			team.Guaranteed = core.Amounts{Models: map[core.Model]int{"card": cards / 25}}
+			cfg.Queues = append(cfg.Queues, team)
+		}
+	}
+	return &cfg
+}
+
+func newLoad(tb testing.TB, nodes, pending int) *load {
+	l := &load{rnd: rand.New(rand.NewPCG(loadSeed, uint64(nodes))), pending: pending, most: max(2, nodes/20), d: decide.New()}
+	l.w = NewWorld(epoch, loadConfig(nodes*8), Nodes(Shape{Count: nodes, Cards: 8, Domains: []int{256, 32}}))
+	// Gangs come until the cluster is full and so many wait.
+	for {
+		l.submit(tb, pending-l.waiting())
+		p := l.d.Decide(l.w.Snapshot())
+		_, err := l.w.Apply(p)
+		must.NoError(tb, err)
+		l.w.Now = l.w.Now.Add(20 * time.Minute)
+		if len(p.Starts) == 0 {
+			break
+		}
+	}
+	return l
+}
+
+func (l *load) waiting() int {
+	n := 0
+	for _, g := range l.w.Active() {
+		if g.State == core.GangWaiting {
+			n++
+		}
+	}
+	return n
+}
+
+func (l *load) submit(tb testing.TB, count int) {
+	for range count {
+		l.n++
+		members, cards := 1, 8
+		switch k := l.rnd.IntN(100); {
+		case k < 55:
+			cards = []int{1, 1, 1, 2, 2, 4}[l.rnd.IntN(6)]
+		case k < 80:
+		case k < 95:
+			members = 2 + l.rnd.IntN(7)
+		case k < 99:
+			members = 16 << l.rnd.IntN(2)
+		default:
+			members = 64 + l.rnd.IntN(65)
+		}
+		members = min(members, l.most)
+		j := Job{ID: fmt.Sprintf("g%07d", l.n), Queue: core.QueueName(fmt.Sprintf("d%dt%d", l.rnd.IntN(4), l.rnd.IntN(4))), User: fmt.Sprintf("u%03d", l.rnd.IntN(200)),
+			Submit: l.w.Now.Sub(epoch), Members: members, Cards: cards, Use: core.Resources{CPU: int64(cards) * 4000, MemoryMB: int64(cards) * 64000}, Priority: 40 + 10*l.rnd.IntN(3)}
+		if l.rnd.IntN(10) < 7 {
+			j.Limit = time.Duration(1+l.rnd.IntN(72)) * time.Hour
+		}
+		j.Fixed = l.rnd.IntN(2) == 0
+		_, err := l.w.Submit(j.gang(epoch))
+		must.NoError(tb, err)
+	}
+}
+
+// end lets so many running gangs end, and those that were asked leave.
+func (l *load) end(count int) {
+	var running []*Gang
+	for _, g := range slices.Clone(l.w.Active()) {
+		switch g.State {
+		case core.GangRunning:
+			running = append(running, g)
+		case core.GangStopping:
+			l.w.Left(g)
+		}
+	}
+	for range min(count, len(running)) {
+		at := l.rnd.IntN(len(running))
+		l.w.End(running[at], "complete")
+		running = slices.Delete(running, at, at+1)
+	}
+}
+
+// cycle lets gangs end, new ones come, and decides; it returns the time spent,
+// the plan and the allocations.
+func (l *load) cycle(tb testing.TB, ends int) (time.Duration, *core.Plan, uint64) {
+	l.w.Now = l.w.Now.Add(5 * time.Second)
+	l.end(ends)
+	l.submit(tb, l.pending-l.waiting())
+	s := l.w.Snapshot()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	p := l.d.Decide(s)
+	spent := time.Since(began)
+	runtime.ReadMemStats(&after)
+	_, err := l.w.Apply(p)
+	must.NoError(tb, err)
+	return spent, p, after.Mallocs - before.Mallocs
+}
+
+func cycleSizes() []int {
+	if os.Getenv("MUSTER_FULL") == "" {
+		return []int{100}
+	}
+	return []int{1000, 5000, 10_000}
+}
+
+// BenchmarkCycle is B6 and B10: a full cycle with 4,096 gangs waiting, while
+// one gang in a hundred ends and new ones come.
+func BenchmarkCycle(b *testing.B) {
+	for _, nodes := range cycleSizes() {
+		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
+			l := newLoad(b, nodes, min(4096, 10*nodes))
+			ends := max(1, (len(l.w.Active())-l.waiting())/100)
+			var spent []float64
+			starts, members, mallocs, total := 0, 0, uint64(0), 0.0
+			for range 5 {
+				l.cycle(b, ends)
+			}
+			b.ResetTimer()
+			for range b.N {
+				d, p, m := l.cycle(b, ends)
+				spent = append(spent, d.Seconds()*1e3)
+				total += d.Seconds()
+				mallocs += m
+				starts += len(p.Starts)
+				for i := range p.Starts {
+					members += len(p.Starts[i].Members)
+				}
+			}
+			b.StopTimer()
+			slices.Sort(spent)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(quantile(spent, .5), "p50_ms")
+			b.ReportMetric(quantile(spent, .99), "p99_ms")
+			b.ReportMetric(float64(mallocs)/float64(b.N*len(l.w.Active())), "allocs/gang")
+			b.ReportMetric(float64(mallocs)/float64(b.N), "allocs/cycle")
+			b.ReportMetric(float64(members)/total, "members/s")
+			b.ReportMetric(float64(starts)/float64(b.N), "starts/cycle")
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			b.ReportMetric(float64(m.HeapInuse)/(1<<20), "heap_MiB")
+			runtime.KeepAlive(l)
+		})
+	}
+}
