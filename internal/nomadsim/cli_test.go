@@ -145,6 +145,14 @@ func TestNomadCommand(t *testing.T) {
 	say("alloc stop -detach <say>", "")
 	say("node status", "", "default dc1 n1 <none> false eligible ready")
 	say("node status -verbose 1111", "", "raw_exec true true Healthy", "Node registered")
+	for _, command := range []string{"node status -verbose 1111", "node status -stats 1111", "node status", "node status -verbose"} {
+		for k, v := range names {
+			command = strings.ReplaceAll(command, k, v)
+		}
+		out, err := ask(command)
+		must.NoError(t, err)
+		must.StrNotContains(t, out, "v1:") // a computed class
+	}
 	say("node status -stats 1111", "", "CPU Stats", "Disk Stats")
 	say("eval list", "", "job-register web", "alloc-stop say")
 	learn("eval", `eval list -t {{range.}}{{.ID}}/{{end}} -job web`)

@@ -73,6 +73,7 @@ type Cluster struct {
 	mu              sync.Mutex
 	rng             *rand.Rand
 	agents          map[string]*agent // by node id
+	concluded       map[string]bool   // deployments whose last step was looked at
 	schedulerConfig *api.SchedulerConfiguration
 	unmodelled      []string
 	locks           map[string]func()        // variable lock timers
@@ -124,7 +125,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	if opts.Addr == "" {
 		opts.Addr = "127.0.0.1:0"
 	}
-	c := &Cluster{opts: opts, clock: opts.Clock, rng: rand.New(rand.NewPCG(opts.Seed, 0x6e6f6d6164)), agents: map[string]*agent{},
+	c := &Cluster{opts: opts, clock: opts.Clock, rng: rand.New(rand.NewPCG(opts.Seed, 0x6e6f6d6164)), agents: map[string]*agent{}, concluded: map[string]bool{},
 		hooks: &Hooks{}, locks: map[string]func(){}, regular: map[time.Duration]func(){}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	c.signingKey = c.newID()

@@ -27,6 +27,18 @@ func (c *Cluster) StartAgent(node string) error {
 	return a.start()
 }
 
+// Reconfigure changes what a node's agent finds at its next start: its meta, its attributes, its devices. Its name, id
+// and kind stay.
+func (c *Cluster) Reconfigure(node string, change func(*NodeConfig)) error {
+	return c.withAgent(node, func(a *agent) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		old := a.cfg
+		change(&a.cfg)
+		a.cfg.Name, a.cfg.ID, a.cfg.Live = old.Name, old.ID, old.Live
+	})
+}
+
 // Partition cuts a node off from the server, or heals the cut. Its tasks go on.
 func (c *Cluster) Partition(node string, on bool) error {
 	return c.withAgent(node, func(a *agent) {

@@ -19,21 +19,23 @@ const Version = "2.0.6-dev"
 // NodeConfig describes a node. What is zero has the value in brackets.
 type NodeConfig struct {
 	Name       string
-	ID         string            // [made from the seed]
-	Datacenter string            // ["dc1"]
-	Pool       string            // ["default"]
-	Class      string            // node_class
-	Meta       map[string]string // beside what a client sets itself
-	Attributes map[string]string // over what a client finds
-	CPU        int               // MHz in all [64000]
-	Cores      int               // [2]
-	MemoryMB   int               // [262144]
-	DiskMB     int               // [258019]
-	MinPort    int               // dynamic ports [20000]; live nodes of one host need ranges of their own
-	MaxPort    int               // [32000]
-	Devices    []DeviceGroup     // of a virtual node; a live one asks its plugins
-	Drivers    []string          // of a virtual node [raw_exec, exec, mock_driver, torchrun]
-	Live       *LiveConfig       // nil: a virtual node
+	ID         string                       // [made from the seed]
+	Datacenter string                       // ["dc1"]
+	Pool       string                       // ["default"]
+	Class      string                       // node_class
+	Meta       map[string]string            // beside what a client sets itself
+	Attributes map[string]string            // over what a client finds
+	Links      map[string]string            // to other services of the host, as Nomad names them
+	CPU        int                          // MHz in all [64000]
+	Cores      int                          // [2]
+	MemoryMB   int                          // [262144]
+	DiskMB     int                          // [258019]
+	MinPort    int                          // dynamic ports [20000]; live nodes of one host need ranges of their own
+	MaxPort    int                          // [32000]
+	Devices    []DeviceGroup                // of a virtual node; a live one asks its plugins
+	Drivers    []string                     // of a virtual node [raw_exec, exec, mock_driver, torchrun]
+	DriverInfo map[string]map[string]string // what its drivers tell of themselves beside their presence
+	Live       *LiveConfig                  // nil: a virtual node
 }
 
 // DeviceGroup is a group of like devices.
@@ -42,6 +44,9 @@ type DeviceGroup struct {
 	IDs                []string
 	Attributes         map[string]*wire.Attribute
 	BusIDs             []string // PCI bus ids, one for each id, or none
+	// Stats is what a client's statistics say of each device, in Nomad's own form ("Stats", "Summary"); nil: one made-up
+	// figure.
+	Stats map[string]any
 }
 
 // IntAttribute and the like make attributes of device groups.
@@ -147,7 +152,9 @@ func (c *Cluster) fingerprint(cfg NodeConfig, addr string) *wire.Node {
 		n.NodeResources.Devices = append(n.NodeResources.Devices, g)
 	}
 	for _, d := range cfg.Drivers {
-		setDriver(n, d, &wire.DriverInfo{Attributes: map[string]string{"driver." + d: "true"}, Detected: true, Healthy: true, HealthDescription: "Healthy", UpdateTime: now})
+		told := map[string]string{"driver." + d: "true"}
+		maps.Copy(told, cfg.DriverInfo[d])
+		setDriver(n, d, &wire.DriverInfo{Attributes: told, Detected: true, Healthy: true, HealthDescription: "Healthy", UpdateTime: now})
 	}
 	for _, d := range []string{"docker", "qemu"} {
 		info := &wire.DriverInfo{Attributes: map[string]string{}, UpdateTime: now}
@@ -157,6 +164,7 @@ func (c *Cluster) fingerprint(cfg NodeConfig, addr string) *wire.Node {
 		n.Drivers[d] = info
 	}
 	maps.Copy(n.Attributes, cfg.Attributes)
+	maps.Copy(n.Links, cfg.Links)
 	n.ComputedClass = sched.ComputedClass(n)
 	return n
 }

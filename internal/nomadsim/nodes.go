@@ -3,6 +3,7 @@ package nomadsim
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -161,11 +162,38 @@ func (q *request) nodeEvaluate(id string) (any, error) {
 	if n == nil {
 		return nil, fmt.Errorf("node not found")
 	}
-	out := nodeWrite{NodeModifyIndex: n.ModifyIndex}
+	// What a node is told that registers; a server answers the same here.
+	var out struct {
+		HeartbeatTTL          time.Duration
+		EvalIDs               []string
+		EvalCreateIndex       uint64
+		NodeModifyIndex       uint64
+		Features              uint64
+		LeaderRPCAddr         string
+		NumNodes              int
+		Servers               []serverInfo
+		SchedulingEligibility string
+		SignedIdentity        *string
+		Index                 uint64
+		NextToken             string
+		LastContact           int64
+		KnownLeader           bool
+	}
 	out.EvalIDs, out.EvalCreateIndex = q.c.nodeEvals(id, n.ModifyIndex)
-	out.Index = max(out.EvalCreateIndex, n.ModifyIndex)
+	out.Index, out.SchedulingEligibility = out.EvalCreateIndex, n.SchedulingEligibility
+	out.LeaderRPCAddr = rpcAddr
+	out.Servers = []serverInfo{{RPCAdvertiseAddr: rpcAddr, Datacenter: "dc1"}}
+	out.NumNodes = q.c.store.Snapshot().NodeCount()
 	q.index(out.Index)
 	return out, nil
+}
+
+// serverInfo is a server as clients are told of it.
+type serverInfo struct {
+	RPCAdvertiseAddr string
+	RPCMajorVersion  int32
+	RPCMinorVersion  int32
+	Datacenter       string
 }
 
 func (q *request) nodePurge(id string) (any, error) {
@@ -302,9 +330,17 @@ func (q *request) clientStats() (any, error) {
 	groups := []any{}
 	for _, d := range n.NodeResources.Devices {
 		stats := map[string]any{}
+		told := map[string]any{"Stats": map[string]any{"Attributes": map[string]any{}, "Nested": map[string]any{}},
+			"Summary": map[string]any{"Desc": "virtual device", "IntNumeratorVal": 0}}
+		for _, g := range a.cfg.Devices {
+			if g.Stats != nil && g.Vendor == d.Vendor && g.Type == d.Type && g.Name == d.Name {
+				told = g.Stats
+			}
+		}
 		for _, in := range d.Instances {
-			stats[in.ID] = map[string]any{"Stats": map[string]any{"Attributes": map[string]any{}, "Nested": map[string]any{}},
-				"Summary": map[string]any{"Desc": "virtual device", "IntNumeratorVal": 0}, "Timestamp": wire.Time{Time: now}}
+			s := maps.Clone(told)
+			s["Timestamp"] = wire.Time{Time: now}
+			stats[in.ID] = s
 		}
 		groups = append(groups, map[string]any{"InstanceStats": stats, "Name": d.Name, "Type": d.Type, "Vendor": d.Vendor})
 	}

@@ -199,13 +199,10 @@ func (r *reader) cleanOf(key string, v any, own bool) any {
 		}
 		own := v["ClientStatus"] != nil || v["SchedulingEligibility"] != nil || v["Topic"] != nil
 		for k, x := range v {
-			if k == "java" && key == "Drivers" || strings.HasPrefix(k, "driver.java") || strings.HasPrefix(k, "consul.") || strings.HasPrefix(k, "unique.consul.") {
-				continue // what a host has installed
-			}
 			if l, ok := x.([]any); ok && k == "Events" && r.skip["LastDrain"] {
 				x = slices.DeleteFunc(slices.Clone(l), func(e any) bool { return str(e, "Subsystem") == "Drain" })
 			}
-			if key == "Links" && k == "consul" || r.skip[k] {
+			if r.skip[k] {
 				continue
 			}
 			if l, ok := x.([]any); ok && len(l) == 0 && key == "Devices" && k == "Constraints" {
@@ -256,7 +253,7 @@ func (r *reader) cleanOf(key string, v any, own bool) any {
 			return "<leaf>"
 		case key == "ComputedClass":
 			return "<class>"
-		case key == "unique.storage.bytestotal" || key == "unique.advertise.address" || key == "HTTPAddr" || key == "Address" && strings.Contains(v, ":"):
+		case key == "unique.advertise.address" || key == "HTTPAddr" || key == "Address" && strings.Contains(v, ":"):
 			return "<address>"
 		}
 		return r.text(v)
@@ -294,13 +291,7 @@ func names(v any) any {
 	case map[string]any:
 		out := map[string]any{}
 		for k, x := range v {
-			if out[k] = names(x); k == "InstanceStats" {
-				var ids []any // what is in there is the device plugin's
-				for _, id := range slices.Sorted(maps.Keys(asMap(x))) {
-					ids = append(ids, id)
-				}
-				out[k] = ids
-			}
+			out[k] = names(x)
 		}
 		return out
 	case []any:

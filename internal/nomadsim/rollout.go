@@ -56,23 +56,16 @@ func (c *Cluster) watchDeployment(id string) {
 	case promote:
 		c.promote(d)
 	case healthy:
-		c.store.Apply(func(tx *store.Txn) {
-			tx.Kind("DeploymentStatusUpdate")
-			cur := tx.Deployment(id)
-			if !cur.Active() {
-				return
-			}
-			u := *cur
-			u.Status, u.StatusDescription, u.ModifyTime = wire.DeploymentSuccessful, "Deployment completed successfully", tx.Now().UnixNano()
-			tx.PutDeployment(&u)
-			stable := *job
-			stable.Stable = true
-			if cur := tx.Job(job.Namespace, job.ID); cur != nil && cur.Version == job.Version {
-				stable.Status, stable.ModifyIndex = cur.Status, cur.ModifyIndex
-			}
-			tx.PutJobVersion(&stable)
-			tx.RefreshJob(job.Namespace, job.ID)
-		})
+		// The scheduler finds that nothing is left to do, and ends it.
+		c.mu.Lock()
+		again := c.concluded[id]
+		c.concluded[id] = true
+		c.mu.Unlock()
+		if !again {
+			e := c.evalFor(job, wire.TriggerDeploymentWatcher)
+			e.DeploymentID = d.ID
+			c.putEvals(e)
+		}
 	default:
 		if d.ModifyIndex > 0 && c.stepDone(snap, d) {
 			e := c.evalFor(job, wire.TriggerDeploymentWatcher)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -60,7 +61,12 @@ type cast struct {
 // recordedCast are the nodes of the recordings.
 func recordedCast() *cast {
 	c := &cast{cards: map[string][]string{}, device: "nomad/file",
-		group: nomadsim.DeviceGroup{Vendor: "nomad", Type: "file", Name: "mock", Attributes: map[string]*wire.Attribute{"cool-attribute": nomadsim.StringAttribute("attribute-wearing-sunglasses")}}}
+		group: nomadsim.DeviceGroup{Vendor: "nomad", Type: "file", Name: "mock", Attributes: map[string]*wire.Attribute{"cool-attribute": nomadsim.StringAttribute("attribute-wearing-sunglasses")},
+			Stats: map[string]any{"Stats": map[string]any{"Nested": map[string]any{}, "Attributes": map[string]any{
+				"mode":        map[string]any{"Desc": "File mode", "StringVal": "-rw-r--r--"},
+				"modify_time": map[string]any{"Desc": "Last modified", "StringVal": "2026-11-29 18:24:13.733882643 +0000 UTC"},
+				"size":        map[string]any{"Desc": "Filesize in bytes", "IntNumeratorVal": 0, "Unit": "bytes"},
+			}}, "Summary": map[string]any{"Desc": "Filesize in bytes", "IntNumeratorVal": 0, "Unit": "bytes"}}}}
 	for i, id := range []string{"17e7f190-c5ef-57a5-8daf-890062ff0486", "79913a6d-a9dc-80c0-9ccf-b60736a6424d", "18f095ed-172e-0569-a9d1-92fe06552502", "f573066b-f1fd-551b-9089-e1ba87e2d675"} {
 		name := fmt.Sprintf("n%d", i+1)
 		c.names, c.ids = append(c.names, name), append(c.ids, id)
@@ -74,7 +80,8 @@ func recordedCast() *cast {
 // otherCast are n nodes with other names and other cards.
 func otherCast(n int) *cast {
 	c := &cast{cards: map[string][]string{}, device: "nvidia/gpu",
-		group: nomadsim.DeviceGroup{Vendor: "nvidia", Type: "gpu", Name: "H200", Attributes: map[string]*wire.Attribute{"memory": nomadsim.IntAttribute(141, "GiB")}}}
+		group: nomadsim.DeviceGroup{Vendor: "nvidia", Type: "gpu", Name: "H200", Attributes: map[string]*wire.Attribute{"memory": nomadsim.IntAttribute(141, "GiB")},
+			Stats: recordedCast().group.Stats}}
 	for i := range n {
 		id := fmt.Sprintf("%08x-0000-4000-8000-%012d", 0xabc000+i*7919, i)
 		name := fmt.Sprintf("gpu-%02d", i)
@@ -118,8 +125,11 @@ func newStage(t *testing.T, c *cast) *stage {
 	for i, id := range c.ids {
 		g := c.group
 		g.IDs = c.cards[id]
-		_, err := s.sim.AddNode(nomadsim.NodeConfig{Name: c.names[i], ID: id, Devices: []nomadsim.DeviceGroup{g}, Drivers: []string{"raw_exec", "exec", "mock_driver"},
-			Meta: map[string]string{"leaf": fmt.Sprintf("leaf%d", i/2+1), "spine": "spine1"}})
+		_, err := s.sim.AddNode(nomadsim.NodeConfig{Name: c.names[i], ID: id, Devices: []nomadsim.DeviceGroup{g}, Drivers: []string{"raw_exec", "exec", "mock_driver", "java"},
+			DriverInfo: map[string]map[string]string{"java": {"driver.java.version": "17.0.15", "driver.java.runtime": "OpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)",
+				"driver.java.gpu-host": "OpenJDK 64-Bit Server VM (build 17.0.15+6-Debian-1deb12u1, mixed mode, sharing)"}},
+			Attributes: map[string]string{"unique.storage.bytestotal": "270553174016"},
+			Meta:       map[string]string{"leaf": fmt.Sprintf("leaf%d", i/2+1), "spine": "spine1"}})
 		must.NoError(t, err)
 	}
 	return s
@@ -514,6 +524,13 @@ func (s *stage) play() map[string]*scene {
 	s.settle("l1", func(got []string) bool { return slices.Contains(got, "unknown") || slices.Contains(got, "lost") })
 	s.look("node gone", "l1")
 	s.call("nodes", "GET", "/v1/nodes", nil)
+	// The recorded cluster got its Consul while the node was away.
+	must.NoError(s.t, s.sim.Reconfigure(lost, func(cfg *nomadsim.NodeConfig) {
+		cfg.Links = map[string]string{"consul": "dc1.gpu-host"}
+		cfg.Attributes = maps.Clone(cfg.Attributes)
+		maps.Copy(cfg.Attributes, map[string]string{"consul.connect": "true", "consul.datacenter": "dc1", "consul.dns.port": "-1", "consul.ft.namespaces": "false",
+			"consul.grpc": "-1", "consul.server": "true", "consul.sku": "oss", "consul.version": "1.16.2", "unique.consul.name": "gpu-host"})
+	}))
 	must.NoError(s.t, s.sim.StartAgent(lost))
 	s.settle("l1", all(n, "running"))
 	s.quiet()

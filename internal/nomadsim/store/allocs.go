@@ -30,6 +30,9 @@ func (tx *Txn) ApplyPlan(p *Plan) {
 		tx.PutDeployment(p.Deployment)
 	}
 	for _, d := range p.DeploymentUpdates {
+		if d.Status == wire.DeploymentSuccessful {
+			tx.markStable(d)
+		}
 		tx.PutDeployment(d)
 	}
 	if e := as[wire.Evaluation](tx.get(Evals, p.EvalID)); e != nil {

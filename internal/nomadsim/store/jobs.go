@@ -375,3 +375,17 @@ func (tx *Txn) DeleteDeployment(d *wire.Deployment) {
 	tx.delete(Deployments, d.ID)
 	tx.delete(byDeploymentJob, key(d.Namespace, d.JobID, d.ID))
 }
+
+// markStable notes that a version of a job has been rolled out whole.
+func (tx *Txn) markStable(d *wire.Deployment) {
+	v := as[wire.Job](tx.get(JobVersions, versionKey(d.Namespace, d.JobID, d.JobVersion)))
+	if v == nil {
+		return
+	}
+	stable := *v
+	stable.Stable = true
+	if cur := tx.Job(d.Namespace, d.JobID); cur != nil && cur.Version == v.Version {
+		stable.Status, stable.ModifyIndex = cur.Status, cur.ModifyIndex
+	}
+	tx.PutJobVersion(&stable)
+}
