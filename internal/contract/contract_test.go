@@ -58,9 +58,9 @@ func sortedStrings(s []string) bool {
 
 func TestTaskConfig(t *testing.T) {
 	c, faults := ParseTaskConfig("config", map[string]any{"script": "local/train.py", "args": []any{"--lr", "0.1"}, "nproc_per_node": "gpu",
-		"hang_timeout": "15m", "max_restarts": 3.0, "log_prefix": nil, "elastic": "true"}, 8)
+		"hang_timeout": "15m", "max_restarts": 3.0, "log_prefix": nil, "elastic": "false"}, 8)
 	must.SliceEmpty(t, faults)
-	must.Eq(t, TaskConfig{Script: "local/train.py", Args: []string{"--lr", "0.1"}, Launcher: LauncherTorchrun, World: WorldGroup, Elastic: true,
+	must.Eq(t, TaskConfig{Script: "local/train.py", Args: []string{"--lr", "0.1"}, Launcher: LauncherTorchrun, World: WorldGroup,
 		MaxRestarts: 3, HangTimeout: 15 * time.Minute, AskSignal: "SIGUSR1", PreflightTimeout: time.Minute, Isolation: IsolationAuto}, c)
 
 	for _, n := range []any{4, int64(4), uint64(4), 4.0, "4"} {

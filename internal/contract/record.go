@@ -45,6 +45,26 @@ type Record struct {
 	// HoldUntil is when members that are still held give up by themselves,
 	// whoever forgot them. Zero: the driver's own limit.
 	HoldUntil time.Time `json:"hold_until,omitzero"`
+
+	// MinBandwidth that the ways between members must have, in Gbit/s; members
+	// probe it in their preflight. 0: not asked for.
+	MinBandwidth float64 `json:"min_bandwidth,omitempty"`
+
+	// Min is with how many members an elastic gang still goes on; 0: it has no
+	// choice. Only tasks that say elastic = true change their size while they
+	// run.
+	Min int `json:"min,omitempty"`
+	// Round counts the lists of members that a released elastic attempt had,
+	// from 0. A record of a higher round may leave members out and take others
+	// in: who is left out saves and ends, who stays saves and meets the others
+	// anew.
+	Round int `json:"round,omitempty"`
+	// Settle is how long the ranks of the round before may save for; 0: they are
+	// ended at once.
+	Settle time.Duration `json:"settle,omitempty"`
+	// Joining are members that are to be in a later round: they run their
+	// preflight, report as in the phase placed, and wait. Index has no meaning.
+	Joining []Member `json:"joining,omitempty"`
 }
 
 // Member is one allocation's task of a gang.
@@ -80,8 +100,8 @@ type World struct {
 }
 
 // Endpoint is where a world's store really is, published by its host under
-// GangID.EndpointKey when the record's port turned out to be taken. Members of
-// the world meet there instead.
+// GangID.EndpointKey when the record's port turned out to be taken, or when an
+// elastic world meets anew. Members of the world meet there instead.
 type Endpoint struct {
 	V    int       `json:"v"`
 	Host string    `json:"host"`
@@ -89,11 +109,17 @@ type Endpoint struct {
 	Move int       `json:"move"` // counts from 1; the record's own endpoint is 0
 	Why  string    `json:"why,omitempty"`
 	At   time.Time `json:"at"`
+	// Members that meet there, as "allocation.task", in the order of the world;
+	// empty: all of the record's. A host of an elastic world leaves out whom it
+	// knows to be gone.
+	Members []string `json:"members,omitempty"`
+	// Round of the record that the host acted on.
+	Round int `json:"round,omitempty"`
 }
 
 // Ask is the request to save and leave.
 type Ask struct {
-	Kind  string        `json:"kind"` // preempt, drain, time-limit, stop
+	Kind  string        `json:"kind"` // preempt, drain, time-limit, stop; resize: the gang goes on with other members
 	By    time.Time     `json:"by"`   // the end of the grace
 	Grace time.Duration `json:"grace"`
 	Why   string        `json:"why,omitempty"`
@@ -146,7 +172,7 @@ type Report struct {
 
 // Problem is one finding of the preflight.
 type Problem struct {
-	What string `json:"what"` // cards, port, peer, clock, disk, script, python, image, config, command
+	What string `json:"what"` // address, bandwidth, cards, clock, command, config, disk, image, peer, port, python, script
 	Text string `json:"text"` // what, where, why, and what would help
 	Peer string `json:"peer,omitempty"`
 	// Site says that the node is to blame rather than the job.
@@ -189,6 +215,16 @@ func (r *Record) Lists(alloc, task string, start int) (Member, bool) {
 	for _, m := range r.Members {
 		if m.Alloc == alloc && m.Task == task {
 			return m, r.Phase == PhasePlaced || m.Start == start
+		}
+	}
+	return Member{}, false
+}
+
+// Joins finds a member among those that are to be in a later round.
+func (r *Record) Joins(alloc, task string) (Member, bool) {
+	for _, m := range r.Joining {
+		if m.Alloc == alloc && m.Task == task {
+			return m, true
 		}
 	}
 	return Member{}, false
@@ -253,7 +289,19 @@ func (r *Record) check() error {
 			fault("member %d is released without start number, address or ranks", i)
 		}
 	}
+	for i, m := range r.Joining {
+		if m.Alloc == "" || m.Task == "" || seen[m.Alloc+"."+m.Task] {
+			fault("joining member %d names no allocation or task, or is listed twice", i)
+		}
+		seen[m.Alloc+"."+m.Task] = true
+	}
+	if r.Min < 0 || r.Round < 0 || r.Settle < 0 {
+		fault("min %d, round %d, settle %v: none may be negative", r.Min, r.Round, r.Settle)
+	}
 	if r.Phase != PhaseReleased {
+		if r.Round > 0 {
+			fault("round %d in phase %s: only a released attempt has rounds", r.Round, r.Phase)
+		}
 		return errors.Join(faults...)
 	}
 	inWorld := map[int]bool{}

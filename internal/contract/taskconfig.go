@@ -136,6 +136,9 @@ func ParseTaskConfig(where string, raw map[string]any, cards int) (TaskConfig, [
 	if !signalNames[c.AskSignal] {
 		p.fault("ask_signal", c.AskSignal, "a signal that a program can catch, such as SIGUSR1, SIGUSR2, SIGTERM")
 	}
+	if c.Elastic && c.MaxRestarts > 0 {
+		p.fault("max_restarts", strconv.Itoa(c.MaxRestarts), "0 with elastic = true: an elastic world meets anew when a member goes, and a rank that fails by itself ends its member")
+	}
 	if c.Launcher == LauncherRanks {
 		if c.Elastic {
 			p.fault("elastic", "true", `only torchrun can resize a running world: launcher = "ranks" cannot be elastic`)

@@ -168,8 +168,16 @@ func (j *Job) Want(cardTypes []string) (contract.JobMeta, []contract.Fault) {
 			}
 			ranks = true
 			where := fmt.Sprintf("group %q task %q config", g.Name, t.Name)
-			_, wrong := contract.ParseTaskConfig(where, t.Config, t.cards(cardTypes))
+			config, wrong := contract.ParseTaskConfig(where, t.Config, t.cards(cardTypes))
 			faults = append(faults, wrong...)
+			if config.Elastic && meta.Min == 0 {
+				faults = append(faults, contract.Fault{Field: where + ".elastic", Value: "true",
+					Want: fmt.Sprintf("the job's least number of members in meta %s", contract.MetaMin)})
+			}
+			if n := t.cards(cardTypes); n > 0 && config.NprocPerNode > n {
+				faults = append(faults, contract.Fault{Field: where + ".nproc_per_node", Value: fmt.Sprint(config.NprocPerNode),
+					Want: fmt.Sprintf("no more than the task's %d cards: two ranks on one card would share its memory", n)})
+			}
 		}
 		if j.Type == "batch" && g.Count > 1 {
 			for name, v := range g.Volumes {
