@@ -430,7 +430,7 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	for i := range c.owner {
 		c.owner[i] = -1
 	}
-	shared := false
+	shared, unknown := false, 0
 	for _, h := range on {
 		hold := &c.holds[h]
 		k := &hold.Claim
@@ -443,7 +443,8 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 		for at, id := range k.Cards {
 			place := c.CardPlace(n, id)
 			if place < 0 {
-				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it", k.Alloc, src.Name)})
+				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it; one of its cards is kept back", k.Alloc, src.Name)})
+				unknown++
 				continue
 			}
 			hold.CardsOf = append(hold.CardsOf, place)
@@ -478,6 +479,7 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	if shared {
 		c.share(on)
 	}
+	c.keepBack(node, unknown)
 	var stopping, asked core.Resources
 	for _, h := range on {
 		k := &c.holds[h].Claim
@@ -505,6 +507,20 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	c.free[n], c.ports[n] = f, ports
 	c.seq++
 	c.Blocks[node.Block].Seq = c.seq
+}
+
+// keepBack takes so many of a node's free cards out, the last ones first: some
+// allocation holds cards of the node that the node does not name.
+func (c *Cluster) keepBack(node *Node, cards int) {
+	for i := len(node.Devices) - 1; i >= 0; i-- {
+		d := &node.Devices[i]
+		for k := int32(len(d.Src.Cards)) - 1; k >= 0 && cards > 0 && d.Model >= 0; k-- {
+			if c.words[d.Word+k/64]>>(k%64)&1 == 1 {
+				c.clear(node, d.First+k)
+				cards--
+			}
+		}
+	}
 }
 
 // share takes cards that several claims hold whole out of what each would

@@ -29,6 +29,7 @@ func (g *gang) block(b core.Blocker) { g.kept = append(g.kept, b) }
 // or notes what is in its way.
 func (c *cycle) consider(g *gang) {
 	if c.held(g) {
+		c.keepPlace(g)
 		return
 	}
 	capacity := false // the cluster's state is in the way, not the queue's
@@ -232,15 +233,7 @@ func (c *cycle) content(g *gang, res *placement.Result) bool {
 	if c.within(g, res) {
 		return true
 	}
-	wait := g.PreferWait
-	if wait == 0 {
-		wait = c.cfg.PreferWait
-	}
-	queued := g.Queued
-	if queued.IsZero() {
-		queued = g.Submitted
-	}
-	until := queued.Add(wait)
+	until := c.queued(g).Add(c.preferWait(g))
 	if !until.After(c.now) {
 		return true
 	}
@@ -374,12 +367,57 @@ func (c *cycle) reserve(g *gang) {
 	}
 }
 
-// waited is how long a gang has been waiting.
-func (c *cycle) waited(g *gang) time.Duration {
-	if g.Queued.IsZero() {
-		return c.now.Sub(g.Submitted)
+// keepPlace books places for a gang that is to be placed again after damage and
+// pauses first, so that newcomers do not take them meanwhile.
+func (c *cycle) keepPlace(g *gang) {
+	if !g.Damaged || g.Service || len(c.times.Bookings) >= c.cfg.Reservations || slices.ContainsFunc(g.kept, func(b core.Blocker) bool { return b.Reason != core.ReasonPause }) {
+		return
 	}
-	return c.now.Sub(g.Queued)
+	for _, o := range g.req.Options {
+		if !c.mayAdd(g, o, g.least()) {
+			continue
+		}
+		c.fillTable()
+		ask := &backfill.Ask{Gang: g.number, Request: g.req, Option: o, Limit: c.limit(g), Deny: c.deny(g, o)}
+		if g.elastic() {
+			ask.Members = g.Min
+		}
+		b, ok := c.times.Gather(ask)
+		if !ok {
+			continue
+		}
+		uses := make([]cluster.Use, len(b.Members))
+		for i := range b.Members {
+			uses[i] = b.Members[i].Use
+		}
+		if c.live.Free(uses) {
+			b.At = g.NotBefore
+			if l := c.limit(g); l > 0 {
+				b.End = b.At.Add(l)
+			}
+		}
+		c.times.Commit(b)
+		g.booking, g.bookedOn = int32(len(c.times.Bookings)), o
+		return
+	}
+}
+
+// queued is since when a gang waits, and waited for how long.
+func (c *cycle) queued(g *gang) time.Time {
+	if g.Queued.IsZero() {
+		return g.Submitted
+	}
+	return g.Queued
+}
+
+func (c *cycle) waited(g *gang) time.Duration { return c.now.Sub(c.queued(g)) }
+
+// preferWait is how long a gang waits for a place within its preferred level.
+func (c *cycle) preferWait(g *gang) time.Duration {
+	if g.PreferWait == 0 {
+		return c.cfg.PreferWait
+	}
+	return g.PreferWait
 }
 
 // fillTable tells the timetable of every gang that holds cards, once.

@@ -94,7 +94,9 @@ type cycle struct {
 	wanted    []bool // models that gangs blocked by capacity wait for
 	explain   explainer
 	blast     blast
-	ahead     []int64 // card-seconds of the gangs that wait, by model, as looked at
+	before    []ahead // the gangs that wait so far, by model
+	aheadOf   []ahead // of each gang
+	coming    []forecast
 }
 
 // userUse is what one user holds.
@@ -133,13 +135,15 @@ func (c *cycle) run() {
 // admit looks at every waiting gang, queue by queue in turn.
 func (c *cycle) admit() {
 	turns := c.tree.Turns()
+	c.before, c.aheadOf = make([]ahead, len(c.live.Models)), make([]ahead, len(c.gangs))
 	at := make([]int, len(c.waiting))
 	next := func(q int32) {
 		if at[q] == len(c.waiting[q]) {
-			turns.Set(q, nil, false)
+			turns.Set(q, nil, false, false)
 			return
 		}
-		turns.Set(q, c.firstNeed(&c.gangs[c.waiting[q][at[q]]]), true)
+		g := &c.gangs[c.waiting[q][at[q]]]
+		turns.Set(q, c.firstNeed(g), true, g.Damaged)
 	}
 	for q := range c.waiting {
 		if len(c.waiting[q]) > 0 {
@@ -154,7 +158,13 @@ func (c *cycle) admit() {
 		g := &c.gangs[c.waiting[q][at[q]]]
 		at[q]++
 		g.v.Position = at[q]
+		if g.req != nil && len(g.req.Options) > 0 {
+			if m := g.req.Options[0].MainModel(); m >= 0 {
+				c.aheadOf[g.number] = c.before[m]
+			}
+		}
 		c.consider(g)
+		c.passed(g)
 		next(q)
 	}
 }
@@ -266,7 +276,7 @@ func (c *cycle) collect() {
 		}
 		g.queue = lastNumber
 		for k := range g.Groups {
-			g.members += g.Groups[k].Count
+			g.members += max(0, g.Groups[k].Count)
 		}
 		// Both lists are ordered by id: most gangs are where they were.
 		for len(old) > 0 && old[0].id < g.ID {

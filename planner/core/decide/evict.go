@@ -98,8 +98,24 @@ func (c *cycle) waitsForVictims(g *gang) bool {
 	return false
 }
 
-// draining tells whether a gang has a member on a draining node, and by when
-// the first of those is to be empty.
+// drainBy is when the first of a gang's draining nodes is to be empty; zero:
+// none has a deadline.
+func (c *cycle) drainBy(g *gang) time.Time {
+	var first time.Time
+	holds := c.live.Holds()
+	for _, h := range g.holds {
+		n := holds[h].Use.Node
+		if n < 0 || !c.live.Nodes[n].Src.Draining {
+			continue
+		}
+		if by := c.live.Nodes[n].Src.DrainBy; !by.IsZero() && (first.IsZero() || by.Before(first)) {
+			first = by
+		}
+	}
+	return first
+}
+
+// draining tells whether a gang has a member on a draining node.
 func (c *cycle) draining(g *gang) bool {
 	holds := c.live.Holds()
 	for _, h := range g.holds {
@@ -125,16 +141,8 @@ func (c *cycle) evict(g *gang, e core.Eviction) {
 	if !e.Immediate {
 		e.Grace = c.grace(g)
 	}
-	if e.Kind == core.EvictDrain {
-		holds := c.live.Holds()
-		for _, h := range g.holds {
-			if n := holds[h].Use.Node; n >= 0 && c.live.Nodes[n].Src.Draining && !c.live.Nodes[n].Src.DrainBy.IsZero() {
-				e.Grace = max(0, min(e.Grace, c.live.Nodes[n].Src.DrainBy.Sub(c.now)))
-				if by := c.live.Nodes[n].Src.DrainBy.Sub(c.now); by > e.Grace {
-					e.Grace = by
-				}
-			}
-		}
+	if by := c.drainBy(g); e.Kind == core.EvictDrain && !by.IsZero() {
+		e.Grace = max(0, by.Sub(c.now))
 	}
 	if e.Cost == 0 {
 		e.Cost = c.cost(g)
@@ -332,11 +340,7 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 	if q.Preempt.Ratio > 0 {
 		p.MaxCards = max(1, int(math.Floor(q.Preempt.Ratio*float64(total(need)))))
 	}
-	wait := g.PreferWait
-	if wait == 0 {
-		wait = c.cfg.PreferWait
-	}
-	p.Prefer = int64(total(need)) * int64(wait/time.Second)
+	p.Prefer = int64(total(need)) * int64(c.preferWait(g)/time.Second)
 	var kinds []core.EvictionKind
 	for _, at := range c.candidates(g, need, under) {
 		i := int(at)

@@ -39,7 +39,6 @@ const mostHolders = 16
 func (c *cycle) finish() {
 	e := &c.explain
 	e.holders, e.known = map[int32][]core.Holder{}, map[cause][]core.Blocker{}
-	c.ahead = make([]int64, len(c.live.Models)+1)
 	c.reservations()
 	for q := range c.waiting {
 		for _, i := range c.waiting[q] {
@@ -265,11 +264,47 @@ func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
 		if len(best) == mostHolders && compareHolders(&h, &best[mostHolders-1]) > 0 {
 			continue
 		}
-		at, _ := slices.BinarySearchFunc(best, h, func(a, b core.Holder) int { return compareHolders(&a, &b) })
-		best = slices.Insert(best, at, h)
-		best = best[:min(len(best), mostHolders)]
+		best = insertHolder(best, h)
+	}
+	if queue == 0 {
+		for _, h := range c.otherHolders(model) {
+			best = insertHolder(best, h)
+		}
 	}
 	return slices.Clip(best)
+}
+
+func insertHolder(best []core.Holder, h core.Holder) []core.Holder {
+	at, _ := slices.BinarySearchFunc(best, h, func(a, b core.Holder) int { return compareHolders(&a, &b) })
+	best = slices.Insert(best, at, h)
+	return best[:min(len(best), mostHolders)]
+}
+
+// otherHolders are the jobs that are no gangs, or not known ones, with the cards
+// of a model (-1: any) that they hold.
+func (c *cycle) otherHolders(model int32) []core.Holder {
+	jobs := map[string]int{}
+	holds := c.live.Holds()
+	counts := make([]int, len(c.live.Models))
+	for i := range holds {
+		h := &holds[i]
+		if h.Gang >= 0 && c.byRef[h.Gang] >= 0 || len(h.CardsOf) == 0 {
+			continue
+		}
+		clear(counts)
+		c.live.CountCards(h, counts)
+		for m, n := range counts {
+			if n > 0 && (model < 0 || int32(m) == model) {
+				jobs[h.Claim.Job] += n
+			}
+		}
+	}
+	out := make([]core.Holder, 0, len(jobs))
+	for job, n := range jobs {
+		out = append(out, core.Holder{Job: job, Cards: n})
+	}
+	slices.SortFunc(out, func(a, b core.Holder) int { return compareHolders(&a, &b) })
+	return out
 }
 
 // compareHolders puts those first that end first, then those with more cards.
@@ -280,14 +315,14 @@ func compareHolders(a, b *core.Holder) int {
 		}
 		return -1
 	}
-	return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(b.Cards, a.Cards), cmp.Compare(a.Gang, b.Gang))
+	return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(b.Cards, a.Cards), cmp.Compare(a.Job, b.Job), cmp.Compare(a.Gang, b.Gang))
 }
 
 // holderNames are the first holders that together have so many cards.
 func (c *cycle) holderNames(h []core.Holder, missing int) string {
 	var names []string
 	for _, k := range h {
-		text := fmt.Sprintf("%s (%s", k.Gang, cards(k.Cards))
+		text := fmt.Sprintf("%s (%s", cmp.Or(string(k.Gang), k.Job), cards(k.Cards))
 		if !k.Until.IsZero() {
 			text += " until " + stamp(k.Until)
 		}
@@ -372,18 +407,6 @@ func (o *outOfUse) text() string {
 		keys[i] = fmt.Sprintf("%d: %s", o.why[k], k)
 	}
 	return strings.Join(keys, ", ")
-}
-
-// eta says when a waiting gang will probably start. A promise is an upper
-// bound as long as time limits are kept. Else it is the work of those before
-// it, spread over all cards of its model: as expected, and by limits.
-func (c *cycle) eta(g *gang) {
-	if g.booking > 0 {
-		if b := c.times.Booking(g.number); b != nil && !b.At.IsZero() {
-			g.v.ETA = core.ETA{From: b.At, To: b.At, Promised: true, Assumption: "running gangs end by their time limits"}
-			return
-		}
-	}
 }
 
 // reservations lists the bookings, with what was promised before.

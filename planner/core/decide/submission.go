@@ -25,6 +25,9 @@ func (c *cycle) refused(g *gang) bool {
 	case !c.tree.Leaf(g.queue):
 		refuse(core.ReasonFaults, fmt.Sprintf("queue %q holds queues, not gangs", g.Queue), "name one of the queues below it")
 	}
+	for _, text := range impossible(g.Gang) {
+		refuse(core.ReasonFaults, text, "correct the job and submit it again")
+	}
 	if g.members == 0 {
 		refuse(core.ReasonFaults, "has no members", "give a group a count above zero")
 	}
@@ -57,6 +60,34 @@ func (c *cycle) refused(g *gang) bool {
 	}
 	g.v.Sentence = "refused: " + strings.Join(texts, "; ")
 	return true
+}
+
+// impossible lists what no job can mean: a snapshot that says so was not made
+// by a job that Nomad accepted.
+func impossible(g *core.Gang) []string {
+	var out []string
+	if g.Min < 0 {
+		out = append(out, fmt.Sprintf("needs at least %d members", g.Min))
+	}
+	if g.TimeLimit < 0 {
+		out = append(out, fmt.Sprintf("has a time limit of %s", g.TimeLimit))
+	}
+	for i := range g.Groups {
+		group := &g.Groups[i]
+		u := group.Use
+		if group.Count < 0 {
+			out = append(out, fmt.Sprintf("group %q: asks for %d members", group.Name, group.Count))
+		}
+		if u.CPU < 0 || u.Cores < 0 || u.MemoryMB < 0 || u.DiskMB < 0 || group.Ports < 0 {
+			out = append(out, fmt.Sprintf("group %q: asks for less than nothing of a resource", group.Name))
+		}
+		for j := range group.Devices {
+			if d := &group.Devices[j]; d.Count < 0 || d.Shares < 0 {
+				out = append(out, fmt.Sprintf("group %q: asks for %d devices of type %q in %d shares", group.Name, d.Count, d.Type, d.Shares))
+			}
+		}
+	}
+	return out
 }
 
 func (c *cycle) levels() []string {

@@ -18,9 +18,11 @@
 // Whose turn it is, from the root down, child against child:
 //
 //  1. a queue whose next gang is within its guarantee comes before one that
-//     has to borrow; of two such, the one that holds the smaller part of its
-//     guarantee;
-//  2. of two that borrow, the higher class; then the one that borrows less
+//     has to borrow;
+//  2. a gang that is to be placed again after damage comes before newcomers;
+//  3. of two within their guarantees, the one that holds the smaller part of
+//     its guarantee;
+//  4. of two that borrow, the higher class; then the one that borrows less
 //     for its weight; then the name.
 //
 // Shares are compared by cross-multiplication of integers: no sum of floating
@@ -63,6 +65,7 @@ type Tree struct {
 	Queues   []Queue
 	byName   map[core.QueueName]int32
 	models   int
+	names    []core.Model
 	capacity []int // of the cluster, by model
 }
 
@@ -71,7 +74,7 @@ type Tree struct {
 // are told as notices: a queue whose parent is missing or is below itself
 // hangs under the root.
 func New(queues []core.Queue, models []core.Model, capacity []int) (*Tree, []core.Notice) {
-	t := &Tree{byName: map[core.QueueName]int32{}, models: len(models), capacity: capacity}
+	t := &Tree{byName: map[core.QueueName]int32{}, models: len(models), names: models, capacity: capacity}
 	var notices []core.Notice
 	notice := func(q core.QueueName, text string) {
 		notices = append(notices, core.Notice{Object: "queue " + string(q), Text: text})
@@ -114,12 +117,60 @@ func New(queues []core.Queue, models []core.Model, capacity []int) (*Tree, []cor
 		p.Children = append(p.Children, int32(i))
 	}
 	t.settle(0, 0)
+	for i := 1; i < len(t.Queues); i++ {
+		t.check(int32(i), notice)
+	}
 	return t, notices
+}
+
+// check tells what is wrong with a queue's amounts and how they are taken.
+func (t *Tree) check(q int32, notice func(core.QueueName, string)) {
+	a := &t.Queues[q]
+	for _, of := range []struct {
+		name    string
+		amounts core.Amounts
+	}{{"guaranteed", a.Conf.Guaranteed}, {"max", a.Conf.Max}, {"lend", a.Conf.Lend}} {
+		if of.amounts.Any < none {
+			notice(a.Conf.Name, fmt.Sprintf("has %s of %d cards in all, which is taken as 0", of.name, of.amounts.Any))
+		}
+		models := make([]core.Model, 0, len(of.amounts.Models))
+		for m := range of.amounts.Models {
+			models = append(models, m)
+		}
+		slices.Sort(models)
+		for _, m := range models {
+			if n := of.amounts.Models[m]; n < 0 {
+				notice(a.Conf.Name, fmt.Sprintf("has %s of %d cards of %q, which is taken as 0", of.name, n, m))
+			}
+			if !slices.Contains(t.names, m) {
+				notice(a.Conf.Name, fmt.Sprintf("has %s of %q, which no node has", of.name, m))
+			}
+		}
+	}
+	if len(a.Children) == 0 {
+		return
+	}
+	stated := 0
+	for m, name := range t.names {
+		own := a.Conf.Guaranteed.Models[name]
+		if own > 0 && a.guaranteed[m] > own {
+			notice(a.Conf.Name, fmt.Sprintf("is guaranteed %d cards of %q and its children %d together: it is taken to have what they have", own, name, a.guaranteed[m]))
+		}
+		stated += max(0, own)
+	}
+	stated = max(stated, a.Conf.Guaranteed.Any)
+	all := a.guaranteedAny
+	for _, n := range a.guaranteed {
+		all += n
+	}
+	if all > stated && a.Conf.Guaranteed.Any > 0 {
+		notice(a.Conf.Name, fmt.Sprintf("is guaranteed %d cards in all and its children %d together: it is taken to have what they have", stated, all))
+	}
 }
 
 func (t *Tree) account(q *core.Queue, models []core.Model) Queue {
 	a := Queue{Conf: q, guaranteed: make([]int, len(models)), max: make([]int, len(models)), lend: make([]int, len(models)), used: make([]int, len(models)), leaving: make([]int, len(models)),
-		guaranteedAny: max(0, q.Guaranteed.Any), maxAny: q.Max.Any, lendAny: q.Lend.Any}
+		guaranteedAny: max(0, q.Guaranteed.Any), maxAny: bound(q.Max.Any), lendAny: bound(q.Lend.Any)}
 	for m, name := range models {
 		a.guaranteed[m] = max(0, q.Guaranteed.Models[name])
 		a.max[m], a.lend[m] = stated(q.Max, name), stated(q.Lend, name)
@@ -129,9 +180,18 @@ func (t *Tree) account(q *core.Queue, models []core.Model) Queue {
 
 func stated(a core.Amounts, m core.Model) int {
 	if n, ok := a.Models[m]; ok {
-		return n
+		return max(0, n)
 	}
 	return none
+}
+
+// bound reads the bound of a sum: none where it is not stated, and 0 where it
+// cannot be meant.
+func bound(any int) int {
+	if any < none {
+		return 0
+	}
+	return any
 }
 
 // settle raises a parent's guarantee to the sum of its children's, and keeps

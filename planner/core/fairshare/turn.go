@@ -9,27 +9,30 @@ import (
 // looked at. Only queues that have a next gang take part; its need is what
 // decides between guarantee and borrowing.
 type Turns struct {
-	t    *Tree
-	head [][]Need // of each leaf; nil with live false
-	live []bool   // a leaf with a next gang below
-	best []int32  // of each inner queue: the child whose turn it is; -1: find out
+	t      *Tree
+	head   [][]Need // of each leaf; nil with live false
+	live   []bool   // a leaf with a next gang below
+	repair []bool   // its next gang is to be placed again after damage
+	best   []int32  // of each inner queue: the child whose turn it is; -1: find out
 }
 
 // Turns starts a round.
 func (t *Tree) Turns() *Turns {
 	n := len(t.Queues)
-	r := &Turns{t: t, head: make([][]Need, n), live: make([]bool, n), best: make([]int32, n)}
+	r := &Turns{t: t, head: make([][]Need, n), live: make([]bool, n), repair: make([]bool, n), best: make([]int32, n)}
 	for i := range r.best {
 		r.best[i] = -1
 	}
 	return r
 }
 
-// Set states a leaf's next gang, or that it has none left. It is to be called
-// whenever that changes, and Changed whenever what a queue holds does.
-func (r *Turns) Set(q int32, need []Need, more bool) {
+// Set states a leaf's next gang, and whether it is a repair, or that it has none
+// left. It is to be called whenever that changes, and Changed whenever what a
+// queue holds does.
+func (r *Turns) Set(q int32, need []Need, more, repair bool) {
 	r.head[q] = need
 	r.live[q] = more
+	r.repair[q] = repair
 	r.Changed(q)
 }
 
@@ -78,6 +81,9 @@ func (r *Turns) before(a, aLeaf, b, bLeaf int32) bool {
 	aIn, bIn := t.Within(aLeaf, t.Queues[a].Parent, r.head[aLeaf]), t.Within(bLeaf, t.Queues[b].Parent, r.head[bLeaf])
 	if aIn != bIn {
 		return aIn
+	}
+	if r.repair[aLeaf] != r.repair[bLeaf] {
+		return r.repair[aLeaf]
 	}
 	x, y := &t.Queues[a], &t.Queues[b]
 	var order int

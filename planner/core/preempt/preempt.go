@@ -6,6 +6,10 @@
 // gang's place without them, or with nothing: units are never taken unless the
 // whole gang then fits.
 //
+// Elastic gangs give up members before anybody is evicted: single members alone
+// are tried first, whatever they cost, and whole gangs only where those are not
+// enough.
+//
 // With few units every set of them is tried, the least work lost first, then
 // the fewest cards, then the first by name: the answer is the best there is.
 // With many, members are placed one by one where the next one costs least,
@@ -82,10 +86,25 @@ func Solve(p *Problem) *Solution {
 	if !p.fits(nil) {
 		return nil
 	}
-	if len(p.Units) <= exhaustive {
-		return p.exact()
+	if slices.ContainsFunc(p.Units, func(u Unit) bool { return u.Member >= 0 }) {
+		whole := make([]bool, len(p.Units))
+		for i := range p.Units {
+			whole[i] = p.Units[i].Member < 0
+		}
+		if p.fits(whole) {
+			if s := p.solve(whole); s != nil {
+				return s
+			}
+		}
 	}
-	out := make([]bool, len(p.Units)) // must not be taken
+	return p.solve(make([]bool, len(p.Units)))
+}
+
+// solve answers without the units that are out.
+func (p *Problem) solve(out []bool) *Solution {
+	if len(p.Units) <= exhaustive {
+		return p.exact(out)
+	}
 	for range 8 {
 		s, bad := p.greedy(out)
 		if s != nil || bad < 0 {
@@ -123,8 +142,8 @@ func give(c *cluster.Cluster, units []Unit) {
 	}
 }
 
-// exact tries every set of units, the cheapest first.
-func (p *Problem) exact() *Solution {
+// exact tries every set of units that are not out, the cheapest first.
+func (p *Problem) exact(out []bool) *Solution {
 	type set struct {
 		mask  uint
 		cost  int64
@@ -139,6 +158,9 @@ next:
 		for i := range p.Units {
 			if mask>>i&1 == 0 {
 				continue
+			}
+			if out[i] {
+				continue next
 			}
 			u := &p.Units[i]
 			s.cost += u.Cost
@@ -448,6 +470,13 @@ func (s *state) fill(first, last int32) []placement.Member {
 				if s.cost[o.node] != o.cost {
 					continue // an older offer
 				}
+				if s.spent(s.need[o.node]) {
+					s.evaluate(group, o.node, o.node+1)
+					if s.cost[o.node] >= 0 {
+						heap.Push(&h, offer{s.cost[o.node], o.node})
+					}
+					continue
+				}
 				touched := s.take(s.need[o.node])
 				m, ok := p.Placer.Take(p.Option, group, o.node)
 				if !ok {
@@ -473,6 +502,22 @@ func (s *state) fill(first, last int32) []placement.Member {
 		}
 	}
 	return out
+}
+
+// spent tells whether units hold more members of an elastic gang than it can
+// still give up.
+func (s *state) spent(units []int32) bool {
+	members := map[int]int{}
+	for _, i := range units {
+		u := &s.p.Units[i]
+		if u.Member < 0 || s.taken[i] {
+			continue
+		}
+		if members[u.Gang]++; s.members[u.Gang]+members[u.Gang] > s.p.Spare[u.Gang] {
+			return true
+		}
+	}
+	return false
 }
 
 // take takes units and returns the nodes that they lay on.
@@ -604,7 +649,7 @@ func (s *state) enough(chosen []int) []int {
 	}
 	var more []int
 	for i := range p.Units {
-		if !s.taken[i] && !s.out[i] && p.Units[i].Member < 0 && !s.whole[p.Units[i].Gang] {
+		if !s.taken[i] && !s.out[i] && !s.whole[p.Units[i].Gang] {
 			more = append(more, i)
 		}
 	}
@@ -613,6 +658,14 @@ func (s *state) enough(chosen []int) []int {
 		return cmp.Or(cmp.Compare(x.Cost*int64(max(1, y.Cards)), y.Cost*int64(max(1, x.Cards))), cmp.Compare(x.Cards, y.Cards))
 	})
 	for _, i := range more {
+		switch u := &p.Units[i]; {
+		case s.whole[u.Gang], u.Member < 0 && s.members[u.Gang] > 0, u.Member >= 0 && s.members[u.Gang] >= p.Spare[u.Gang]:
+			continue
+		case u.Member < 0:
+			s.whole[u.Gang] = true
+		default:
+			s.members[u.Gang]++
+		}
 		chosen = append(chosen, i)
 		s.taken[i] = true
 		if p.Enough(chosen) {
