@@ -324,6 +324,20 @@ func (t *Table) Commit(b Booking) {
 	}
 }
 
+// Keep books places that the caller chose, from an instant on at which some
+// uses will have been given back.
+func (t *Table) Keep(gang int32, at time.Time, limit time.Duration, members []placement.Member, freed []cluster.Use) {
+	b := Booking{Gang: gang, At: at, Members: members}
+	if limit > 0 {
+		b.End = at.Add(limit)
+	}
+	mark := t.c.Mark()
+	t.giveUses(freed)
+	b.then(t.c)
+	t.c.Rollback(mark)
+	t.Commit(b)
+}
+
 // Drop takes a booking back.
 func (t *Table) Drop(gang int32) {
 	for i := range t.Bookings {
@@ -406,7 +420,7 @@ func (t *Table) Booking(gang int32) *Booking {
 	return nil
 }
 
-// Taken counts the cards that a booking keeps free now, by model.
+// Taken counts the cards that a booking, by its place, keeps free now, by model.
 func (t *Table) Taken(booking int) []int {
 	out := make([]int, len(t.c.Models))
 	for _, u := range t.Bookings[booking].now {

@@ -24,7 +24,9 @@
 //     A gang behind it is backfill: it may not touch what is promised, unless
 //     it ends before, or is preemptible and reports checkpoints.
 //  5. Elastic gangs grow into cards that nobody waits for.
-//  6. Verdicts: every gang's blockers, ranked, with holders and remedies.
+//  6. Where it is configured, gangs are moved out of the way of others; see
+//     consolidate.go.
+//  7. Verdicts: every gang's blockers, ranked, with holders and remedies.
 //
 // Evictions of c are decided when the gang is looked at, so that nothing is
 // started in the same cycle on cards that it would have to be evicted from.
@@ -126,9 +128,11 @@ func (c *cycle) run() {
 	c.place.Configure(c.cfg.Packing, c.mix())
 	c.times = backfill.New(c.live, c.place, c.now)
 	c.keepHouse()
+	c.keepMoved()
 	c.order()
 	c.admit()
 	c.grow()
+	c.consolidate()
 	c.finish()
 }
 

@@ -135,7 +135,7 @@ func (c *cycle) overLimitTime(g *gang) bool {
 // stated.
 func (c *cycle) evict(g *gang, e core.Eviction) {
 	e.Gang, e.Attempt, e.To = g.ID, g.Attempt, g.Queue
-	if e.Kind != core.EvictDrain && e.Kind != core.EvictRepair && e.Kind != core.EvictUnreleased && c.conf(g).OnPreempt != "" {
+	if e.Kind != core.EvictDrain && e.Kind != core.EvictRepair && e.Kind != core.EvictUnreleased && e.Kind != core.EvictConsolidate && c.conf(g).OnPreempt != "" {
 		e.To = c.conf(g).OnPreempt
 	}
 	if !e.Immediate {
@@ -328,7 +328,7 @@ func (c *cycle) boundBy(g *gang, need []fairshare.Need, capacity bool) (int32, b
 // problem lists what may be taken for a gang; nil where nothing may.
 func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairshare.Need, under int32) (*preempt.Problem, []core.EvictionKind) {
 	q := c.conf(g)
-	left := q.Preempt.EvictionsPerDay - c.s.History.EvictionsToday[q.Name] - c.queueEvictions(q.Name).all
+	left := c.evictionsLeft(g)
 	topLeft := q.TopPerDay - c.s.History.TopEvictionsToday[q.Name] - c.queueEvictions(q.Name).top
 	if left <= 0 {
 		return nil, nil
@@ -634,6 +634,8 @@ func (c *cycle) rightText(g, v *gang, kind core.EvictionKind) string {
 		return fmt.Sprintf("%s of queue %s takes back its guarantee, queue %s borrows", g.ID, g.Queue, v.Queue)
 	case core.EvictClass:
 		return fmt.Sprintf("%s of queue %s has class %d, queue %s %d", g.ID, g.Queue, c.conf(g).Class, v.Queue, c.conf(v).Class)
+	case core.EvictConsolidate:
+		return fmt.Sprintf("is moved: %s then fits where it is", g.ID)
 	case core.EvictAged:
 		return fmt.Sprintf("%s has waited since %s and is aged to the top", g.ID, stamp(g.Queued))
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/backfill"
 	"github.com/nomad-muster/muster/planner/core/fairshare"
 	"github.com/nomad-muster/muster/planner/core/placement"
 )
@@ -171,8 +172,8 @@ func (c *cycle) findCauses(g *gang, o *placement.Option, members int) []core.Blo
 		}
 		out = append(out, b)
 		booked := c.bookedOf(n.Model)
-		if b := c.times.Booking(g.number); b != nil {
-			booked -= c.times.Taken(int(g.booking) - 1)[n.Model]
+		if at := slices.IndexFunc(c.times.Bookings, func(b backfill.Booking) bool { return b.Gang == g.number }); at >= 0 {
+			booked -= c.times.Taken(at)[n.Model]
 		}
 		if booked > 0 {
 			out = append(out, core.Blocker{Reason: core.ReasonReserved, Model: model, Missing: min(booked, b.Missing), Holders: c.bookers(n.Model, g.number),

@@ -187,6 +187,7 @@ func (s *script) config(a args) error {
 	c.PreferWait = a.duration("prefer_wait", c.PreferWait)
 	c.ReserveTimeout = a.duration("reserve_timeout", c.ReserveTimeout)
 	c.Preemption = c.Preemption && !a.has("no-preemption")
+	c.Consolidate = c.Consolidate || a.has("consolidate")
 	c.FixedSize = c.FixedSize || a.has("fixed-size")
 	c.Packing = core.Packing(a.text("packing", string(c.Packing)))
 	if u := a.text("user", ""); u != "" {
