@@ -352,6 +352,7 @@ func (w *World) split(g *Gang) error {
 			one.Groups[0].Count = 1
 			one.Min = 0
 			one.Split = false
+			one.Queued = w.Now // it waits anew, or it would give up at once
 			if _, err := w.Submit(one); err != nil {
 				return err
 			}

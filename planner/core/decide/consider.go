@@ -237,10 +237,10 @@ func (c *cycle) content(g *gang, res *placement.Result) bool {
 	if !until.After(c.now) {
 		return true
 	}
-	if r.Level >= 0 && !c.large1(g).oneDomain {
+	if !c.large1(g).oneDomain {
 		return true
 	}
-	if !c.helped(g, res.Option, until) {
+	if !c.helped(g, res, until) {
 		return true
 	}
 	name := core.LevelLink
@@ -441,10 +441,11 @@ func (c *cycle) fillTable() {
 	}
 }
 
-// helped tells whether what is known to end before an instant would let a gang
-// be placed within one domain of its preferred level. Where some gang's end is
-// not known it may.
-func (c *cycle) helped(g *gang, o *placement.Option, until time.Time) bool {
+// helped tells whether what is known to end before an instant would let a gang,
+// whose place now is given, be placed within one domain of its preferred level.
+// Where some gang's end is not known it may.
+func (c *cycle) helped(g *gang, now *placement.Result, until time.Time) bool {
+	o := now.Option
 	h := c.help[o]
 	if h == nil {
 		h = &helpTimes{}
@@ -458,6 +459,9 @@ func (c *cycle) helped(g *gang, o *placement.Option, until time.Time) bool {
 	}
 	mark := c.live.Mark()
 	defer c.live.Rollback(mark)
+	for i := range now.Members {
+		c.live.Give(&now.Members[i].Use)
+	}
 	unknown, given := false, false
 	for i := range c.gangs {
 		v := &c.gangs[i]

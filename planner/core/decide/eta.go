@@ -58,14 +58,8 @@ func (c *cycle) forecasts() []forecast {
 	}
 	for i := range c.gangs {
 		g := &c.gangs[i]
-		model, cards := g.model, g.cards
-		if g.start != nil {
-			if model = c.live.Model(g.start.Model); model < 0 {
-				continue
-			}
-			cards = c.demand(g)
-		}
-		if cards == 0 {
+		model, cards := c.holding(g)
+		if cards == 0 || model < 0 {
 			continue
 		}
 		f := &c.coming[model]
@@ -84,13 +78,7 @@ func (c *cycle) forecasts() []forecast {
 // left is how much longer a gang that holds cards will probably hold them, and
 // at most; 0: not known.
 func (c *cycle) left(g *gang, cards int) (likely, most time.Duration, learned bool) {
-	end := c.end(g)
-	if g.start != nil {
-		if l := c.limit(g); l > 0 {
-			end = c.now.Add(l)
-		}
-	}
-	if !end.IsZero() {
+	if end := c.end(g); !end.IsZero() {
 		most = max(time.Second, end.Sub(c.now))
 		likely = most
 	}

@@ -74,7 +74,18 @@ func (c *cycle) keepHouse() {
 }
 
 // goesOn tells whether a damaged gang runs on with the members it has left.
-func (c *cycle) goesOn(g *gang) bool { return g.elastic() && c.alive(g)-len(g.Lost) >= g.Min }
+func (c *cycle) goesOn(g *gang) bool {
+	if !g.elastic() {
+		return false
+	}
+	holds, left := c.live.Holds(), map[int]bool{}
+	for _, h := range g.holds {
+		if m := holds[h].Claim.Member; !slices.Contains(g.Lost, m) {
+			left[m] = true
+		}
+	}
+	return len(left) >= g.Min
+}
 
 // alive counts the members that hold anything.
 func (c *cycle) alive(g *gang) int {

@@ -235,6 +235,10 @@ func (c *cycle) groupCauses(g *gang, o *placement.Option, group, want int) []cor
 	add(core.ReasonDisk, "disk", room.Disk)
 	add(core.ReasonPorts, "ports", room.Ports)
 	add(core.ReasonNIC, "other devices", room.Devices)
+	if room.Links > 0 {
+		return append(out, core.Blocker{Reason: core.ReasonTopology, Model: o.Model, Missing: missing, Text: fmt.Sprintf("%s%s have the cards for a member, but not within one NVLink domain", name, count(room.Links, "node")),
+			Remedy: "wait for cards of one domain to come free, or prefer the level instead of requiring it"})
+	}
 	b := core.Blocker{Reason: core.ReasonShape, Model: o.Model, Missing: missing, Text: fmt.Sprintf("%senough cards are free, but nodes with room for a whole member only for %d of %d", name, room.Members, want),
 		Remedy: "wait for nodes to come free, or ask for smaller members"}
 	if m := o.MainModel(); m >= 0 {
@@ -258,10 +262,11 @@ func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
 	best := make([]core.Holder, 0, mostHolders+1)
 	for i := range c.gangs {
 		g := &c.gangs[i]
-		if g.cards == 0 || model >= 0 && g.model != model || queue != 0 && !c.below(g.queue, queue) {
+		on, cards := c.holding(g)
+		if cards == 0 || model >= 0 && on != model || queue != 0 && !c.below(g.queue, queue) {
 			continue
 		}
-		h := core.Holder{Gang: g.ID, Job: string(g.ID), Cards: g.cards, Until: c.end(g)}
+		h := core.Holder{Gang: g.ID, Job: string(g.ID), Cards: cards, Until: c.end(g)}
 		if len(best) == mostHolders && compareHolders(&h, &best[mostHolders-1]) > 0 {
 			continue
 		}
@@ -273,6 +278,17 @@ func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
 		}
 	}
 	return slices.Clip(best)
+}
+
+// holding is what a gang holds, or takes in this cycle.
+func (c *cycle) holding(g *gang) (model int32, cards int) {
+	if g.start == nil {
+		return g.model, g.cards
+	}
+	for i := range g.uses {
+		cards += len(g.uses[i].Cards) + len(g.uses[i].Parts)
+	}
+	return c.live.Model(g.start.Model), cards
 }
 
 func insertHolder(best []core.Holder, h core.Holder) []core.Holder {

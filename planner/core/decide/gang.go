@@ -103,7 +103,7 @@ func (c *cycle) end(g *gang) time.Time {
 	var end time.Time
 	if l := c.limit(g); l > 0 && !g.Service {
 		end = g.since().Add(l)
-		if g.Released.IsZero() {
+		if g.Released.IsZero() || g.start != nil {
 			end = c.now.Add(l) // its time has not begun
 		}
 		switch {

@@ -76,6 +76,20 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) (string, error) {
 		return "", s.node(a)
 	case "why":
 		return s.why(a), nil
+	case "eta":
+		return s.eta(a), nil
+	case "ranks":
+		return s.ranks(a), nil
+	case "demand":
+		var b strings.Builder
+		for _, d := range s.plan.Demand {
+			fmt.Fprintf(&b, "%d nodes of %d %s for %s\n", d.Nodes, d.Cards, d.Model, plural(d.Gangs, "gang"))
+		}
+		return b.String(), nil
+	case "learned":
+		s.world.History.Estimates = append(slices.Clone(s.world.History.Estimates), core.Estimate{User: a.text("user", ""), Name: a.text("name", ""), Queue: core.QueueName(a.text("queue", "q")),
+			Cards: a.number("cards", 8), Median: a.duration("median", 0), Upper: a.duration("upper", 0), Count: a.number("count", 10)})
+		return "", nil
 	case "pause":
 		s.world.Paused, s.world.PausedWhy = true, strings.Join(a.words(), " ")
 		return "", nil
@@ -156,7 +170,7 @@ func (s *script) cluster(a args) (string, error) {
 		s.cfg.PreferWait = 0
 		s.world = simulate.NewWorld(noon, &s.cfg, nil)
 	}
-	leaf, model, prefix := a.number("leaf", 1<<20), a.text("model", string(short)), a.text("prefix", "n")
+	leaf, model, prefix, typ := a.number("leaf", 1<<20), a.text("model", string(short)), a.text("prefix", "n"), a.text("type", "gpu")
 	nodes := slices.Clone(s.world.Nodes)
 	name := "%s%d"
 	if a.number("nodes", 1) > 9 {
@@ -164,9 +178,9 @@ func (s *script) cluster(a args) (string, error) {
 	}
 	for i := range a.number("nodes", 1) {
 		id := fmt.Sprintf(name, prefix, i+1)
-		g := core.DeviceGroup{Vendor: "nvidia", Type: "gpu", Name: core.Model(model)}
+		g := core.DeviceGroup{Vendor: "nvidia", Type: typ, Name: core.Model(model)}
 		for k := range a.number("cards", 8) {
-			card := core.Card{ID: core.CardID(fmt.Sprintf("%s-%d", id, k)), Healthy: true, NUMA: -1}
+			card := core.Card{ID: core.CardID(fmt.Sprintf("%s-%d", id, k)), Healthy: true, NUMA: -1, Shares: a.number("shares", 0)}
 			if islands := a.number("islands", 0); islands > 0 {
 				card.Domain = fmt.Sprintf("%s-link%d", id, k*islands/a.number("cards", 8))
 			}
@@ -228,6 +242,9 @@ func (s *script) queue(a args) error {
 	amounts("guaranteed", &q.Guaranteed)
 	amounts("max", &q.Max)
 	amounts("lend", &q.Lend)
+	if n := a.number("guaranteed_any", -1); n >= 0 {
+		q.Guaranteed.Any = n
+	}
 	q.Weight, q.Class, q.MaxGangs = a.number("weight", q.Weight), a.number("class", q.Class), a.number("max_gangs", q.MaxGangs)
 	q.Order = core.Order(a.text("order", string(q.Order)))
 	q.TimeLimit = a.duration("time_limit", q.TimeLimit)
@@ -238,6 +255,13 @@ func (s *script) queue(a args) error {
 	q.TopPerDay = a.number("top_evictions_per_day", q.TopPerDay)
 	if a.has("no-aging") {
 		q.Aging = nil
+	}
+	if r := a.text("ratio", ""); r != "" {
+		f, err := strconv.ParseFloat(r, 64)
+		if err != nil {
+			return err
+		}
+		q.Preempt.Ratio = f
 	}
 	q.GiveUp = core.GiveUp{After: a.duration("give_up", q.GiveUp.After), Action: a.text("action", q.GiveUp.Action)}
 	if h := a.number("budget", -1); h >= 0 {
@@ -258,8 +282,11 @@ func (s *script) submit(a args) error {
 	}
 	g := core.Gang{ID: core.GangID(a.first()), Queue: core.QueueName(a.text("queue", string(s.cfg.Queues[0].Name))), User: a.text("user", ""), Priority: a.number("priority", 50)}
 	group := core.Group{Name: "rank", Count: a.number("members", 1), Drivers: []string{"torchrun"}, Use: core.Resources{CPU: int64(a.number("cpu", 1000)), MemoryMB: int64(a.number("memory", 1024))},
-		Devices: []core.DeviceAsk{{Task: "train", Vendor: "nvidia", Type: "gpu", Name: a.text("card", ""), Count: a.number("cards", 8)}}}
-	if a.number("cards", 8) == 0 {
+		Devices: []core.DeviceAsk{{Task: "train", Vendor: "nvidia", Type: a.text("type", "gpu"), Name: a.text("card", ""), Count: a.number("cards", 8), Shares: a.number("shares", 0)}}}
+	switch {
+	case a.number("shares", 0) > 0:
+		group.Devices[0].Count = 0
+	case a.number("cards", 8) == 0:
 		group.Devices = nil
 	}
 	if p := a.text("prefix", ""); p != "" {
@@ -294,7 +321,10 @@ func (s *script) submit(a args) error {
 	if d := a.duration("pause", 0); d > 0 {
 		g.NotBefore, g.NotBeforeWhy = s.world.Now.Add(d), "failed before"
 	}
-	g.Ran = a.duration("ran", 0)
+	g.Ran, g.Name = a.duration("ran", 0), a.text("name", "")
+	for _, f := range a.list("fault") {
+		g.Faults = append(g.Faults, f)
+	}
 	x, err := s.world.Submit(g)
 	if err == nil {
 		x.Hold = a.has("hold")
@@ -348,6 +378,9 @@ func (s *script) gang(a args) error {
 			g.Priority = a.number("priority", g.Priority)
 			g.TimeLimit = a.duration("limit", g.TimeLimit)
 			g.Min = a.number("min", g.Min)
+			if d := a.duration("pause", 0); d > 0 {
+				g.NotBefore, g.NotBeforeWhy = s.world.Now.Add(d), "failed before"
+			}
 		}
 	}
 	return nil
@@ -430,6 +463,44 @@ func (s *script) why(a args) string {
 		}
 	}
 	return b.String()
+}
+
+// eta prints what a gang is told of its start.
+func (s *script) eta(a args) string {
+	for i := range s.plan.Verdicts {
+		v := &s.plan.Verdicts[i]
+		if string(v.Gang) != a.first() {
+			continue
+		}
+		if v.ETA.From.IsZero() {
+			return "not known\n"
+		}
+		text := "from " + s.at(v.ETA.From)
+		if !v.ETA.To.IsZero() {
+			text += " to " + s.at(v.ETA.To)
+		}
+		if v.ETA.Promised {
+			text += ", promised"
+		}
+		return text + ", if " + v.ETA.Assumption + "\n"
+	}
+	return ""
+}
+
+// ranks prints where the members of a gang are.
+func (s *script) ranks(a args) string {
+	var out []string
+	for _, p := range s.world.Gang(core.GangID(a.first())).Placement {
+		out = append(out, fmt.Sprintf("%d:%s", p.Member, p.Node))
+	}
+	return strings.Join(out, " ") + "\n"
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // at is an instant as time since noon, when every scenario begins.

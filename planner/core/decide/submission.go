@@ -45,6 +45,7 @@ func (c *cycle) refused(g *gang) bool {
 		c.overMax(g, refuse)
 		if l, ok := c.userLimit(g.User); ok && l.MaxCards > 0 && total(c.firstNeed(g)) > l.MaxCards {
 			refuse(core.ReasonTooLarge, fmt.Sprintf("needs %s, user %s may hold %d at most", cards(total(c.firstNeed(g))), g.User, l.MaxCards), "ask for fewer members, or raise the user's limit")
+			g.kept[len(g.kept)-1].Missing = total(c.firstNeed(g)) - l.MaxCards
 		}
 		if large := c.large1(g); large != nil {
 			g.kept = append(g.kept, large.blockers...)
@@ -132,7 +133,7 @@ func (c *cycle) ofModel(m int32) string {
 // blockers: it could.
 type tooLarge struct {
 	blockers []core.Blocker
-	// levelDomains: it would fit within one domain of its preferred level.
+	// oneDomain: it would fit within one domain of its preferred level.
 	oneDomain bool
 }
 
@@ -163,7 +164,7 @@ func (c *cycle) tooLarge(g *gang, r *placement.Request) *tooLarge {
 		res, ok := c.places.Place(r, o, placement.Options{Members: g.leastOf(o)})
 		c.ideal.Rollback(mark)
 		if ok {
-			t.oneDomain = r.Level >= 0 && (r.Level == len(res.Domains) && res.Nodes == 1 || r.Level < len(res.Domains) && res.Domains[r.Level] == 1)
+			t.oneDomain = r.Level < 0 && !res.Islands || r.Level >= 0 && (r.Level == len(res.Domains) && res.Nodes == 1 || r.Level < len(res.Domains) && res.Domains[r.Level] == 1)
 			return t
 		}
 	}

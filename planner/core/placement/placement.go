@@ -55,8 +55,8 @@ type Request struct {
 	Gang    *core.Gang // one of those that ask for it
 	Options []*Option  // by model, most wanted first
 	Members int
-	// Level is the required or preferred topology level's number; -1: none;
-	// len(Levels): one node.
+	// Level is the required or preferred topology level's number; -1: none but
+	// NVLink domains; len(Levels): one node.
 	Level    int
 	Required bool
 	distinct bool // no two members of any group on one node
@@ -178,7 +178,7 @@ func (p *Placer) compile(g *core.Gang) *Request {
 	switch {
 	case g.Level == core.LevelNode:
 		r.Level = len(p.c.Levels)
-	case g.Level == core.LevelLink:
+	case g.Level == core.LevelLink, g.Level == "" && r.Members == 1: // one NVLink domain, where it asks for several cards
 	case g.Level != "":
 		r.Level = p.c.Level(g.Level)
 	case len(p.c.Levels) > 0:
@@ -484,6 +484,7 @@ func (o *Option) MainModel() int32 { return o.main }
 type Room struct {
 	Members                           int
 	CPU, Memory, Disk, Ports, Devices int
+	Links                             int // in one NVLink domain
 }
 
 // RoomBy counts the room for a group's members by resource.
@@ -510,12 +511,29 @@ func (p *Placer) RoomBy(o *Option, group int) Room {
 				r.Disk++
 			case !v.resources(n):
 				r.Ports++
+			case v.whole && !v.cardsInOne(n):
+				r.Links++
 			default:
 				r.Devices++
 			}
 		}
 	}
 	return r
+}
+
+// cardsInOne tells whether one NVLink domain of a node has the free cards of one
+// member, for each of its asks.
+func (v *view) cardsInOne(n int32) bool {
+	node := &v.p.c.Nodes[n]
+	for i, asks := range v.class(node.Class).asks {
+		ask := &v.group.Devices[i]
+		if v.model[i] >= 0 && ask.Count > 1 && !slices.ContainsFunc(asks, func(at int8) bool {
+			return inOne(&node.Devices[at], v.p.c.FreeCards(&node.Devices[at]), ask.Count)
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 // hasCards tells whether a node has the free cards of one member, whatever
