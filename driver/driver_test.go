@@ -161,10 +161,16 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 	}
 	tr.awaitEvent(tr.members[0], "5 faults")
 
-	tr = newTrial(t, 1, map[string]any{"script": "a.py", "image": "docker.io/x", "elastic": true})
+	tr = newTrial(t, 1, map[string]any{"script": "a.py", "image": "docker.io/x", "elastic": true, "max_restarts": 1})
 	_, err = tr.plugin.StartTask(tr.members[0].cfg)
 	must.ErrorContains(t, err, "config.image")
+	must.ErrorContains(t, err, "config.max_restarts")
+
+	tr = newTrial(t, 1, map[string]any{"script": "a.py", "elastic": true})
+	tr.plugin = newPlugin(t, map[string]any{"rendezvous": "signal"})
+	_, err = tr.plugin.StartTask(tr.members[0].cfg)
 	must.ErrorContains(t, err, "config.elastic")
+	must.ErrorContains(t, err, "Consul on every node")
 }
 
 // A wrong plugin block gives all its faults, and leaves the one before.

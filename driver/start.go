@@ -124,9 +124,6 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 	if parsed.Image != "" {
 		faults = append(faults, contract.Fault{Field: "config.image", Value: parsed.Image, Want: "this driver runs ranks on the host only: install what they need there, or use Nomad's artifact block"})
 	}
-	if parsed.Elastic {
-		faults = append(faults, contract.Fault{Field: "config.elastic", Value: "true", Want: "this driver has the static rendezvous only: a gang that grows or shrinks does so between attempts, from its checkpoint"})
-	}
 	if err := contract.Faults(faults).Err(); err != nil {
 		return shim.Spec{}, err
 	}
@@ -136,6 +133,9 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 	mode, err := p.rendezvousMode(config)
 	if err != nil {
 		return shim.Spec{}, &base.RecoverableError{Err: err}
+	}
+	if parsed.Elastic && mode != contract.RendezvousConsul {
+		return shim.Spec{}, contract.Faults{{Field: "config.elastic", Value: "true", Want: "Consul on every node (rendezvous = \"consul\" in the driver's block): without it members do not see who comes and goes"}}.Err()
 	}
 
 	isolated := config.Isolation == contract.IsolationAuto && parsed.Isolation == contract.IsolationAuto && p.hierarchy.Version > 0

@@ -29,6 +29,7 @@ type (
 	// RankStarted: a rank of a launch runs.
 	RankStarted struct {
 		Launch, Rank, PID int
+		Local             int
 		Restart           int // torchrun's count
 	}
 	// RankEnded: a rank of a launch ended.
@@ -69,9 +70,9 @@ type (
 	}
 	// PeerAnswered: a peer whose report vanished was asked directly.
 	PeerAnswered struct {
-		Member int
-		Alive  bool
-		Text   string // what was tried
+		Peer  contract.Member
+		Alive bool
+		Text  string // what was tried
 	}
 	// Hung: no progress for too long. Rank -1: no single one.
 	Hung struct {
@@ -131,6 +132,10 @@ type (
 		Attempt int
 		World   string
 		Move    int
+		Why     string
+		// Members that meet there, of an elastic world, and the record's round.
+		Members []string
+		Round   int
 	}
 	// Ask: let the preempt file appear and signal the ranks: with the config's
 	// ask signal those that catch it. With Stop, those that do not catch it get
@@ -148,8 +153,7 @@ type (
 	LetGo struct{ Rank int }
 	// AskPeer: ask a peer directly whether it lives; the answer is PeerAnswered.
 	AskPeer struct {
-		Member int
-		Peer   contract.Member
+		Peer contract.Member
 	}
 	// Evidence: write down what every rank is doing, before it is ended.
 	Evidence struct{ Why string }

@@ -168,6 +168,7 @@ func (m *Member) followPeers(now time.Time, todo *actions) {
 		return
 	}
 	if m.setup.Config.Elastic {
+		m.followElasticPeers(now, todo)
 		return
 	}
 	for _, peer := range m.record.Members {
@@ -188,7 +189,7 @@ func (m *Member) followPeers(now time.Time, todo *actions) {
 			m.seenPeers[key] = true
 		case m.seenPeers[key] && !m.askingPeer:
 			m.askingPeer = true
-			todo.add(AskPeer{Member: peer.Index, Peer: peer})
+			todo.add(AskPeer{Peer: peer})
 		}
 	}
 }
@@ -221,19 +222,28 @@ func stopsOthers(o contract.Outcome) bool {
 // peerAnswered: a peer lives although Consul forgot it, or is gone.
 func (m *Member) peerAnswered(now time.Time, e PeerAnswered, todo *actions) {
 	m.askingPeer = false
-	if m.stage != Running || e.Member >= len(m.record.Members) {
+	// By its key: a round may have given it another place, or left it out.
+	place := -1
+	if m.record != nil {
+		place = slices.IndexFunc(m.record.Members, func(p contract.Member) bool { return p.Key() == e.Peer.Key() })
+	}
+	if m.stage != Running || place < 0 {
 		return
 	}
-	peer := m.record.Members[e.Member]
-	if _, there := m.sight.Reports[rendezvous.MemberKey(peer.Alloc, peer.Task)]; there {
+	peer := m.record.Members[place]
+	if _, there := m.sight.Reports[peer.Key()]; there {
 		return // it reported again meanwhile
+	}
+	if !e.Alive && m.setup.Config.Elastic {
+		m.lose(now, peer, "vanished: "+e.Text, todo)
+		return
 	}
 	if !e.Alive {
 		m.end(now, cause{contract.OutcomePeer, fmt.Sprintf("member %d on %s vanished: %s", peer.Index, peer.Node, e.Text), -1}, todo)
 		return
 	}
 	m.askingPeer = true
-	todo.add(AskPeer{Member: e.Member, Peer: peer})
+	todo.add(AskPeer{Peer: peer})
 }
 
 // conclude says how the member ended, from all that was seen.

@@ -27,6 +27,7 @@
 //   - What one member's end means for the others is decided by its outcome: a
 //     failure stops them, a completed or saved member does not.
 //   - A rendezvous port that was taken is moved, and nothing counts as failed.
+//   - An elastic world meets anew when its members change; see elastic.go.
 //   - The member is over only when no process of it is left.
 package member
 
@@ -55,10 +56,19 @@ type Timing struct {
 	Linger time.Duration
 	// ReportEvery bounds how often mere progress is reported.
 	ReportEvery time.Duration
+	// Falter is how long an elastic member whose ranks failed with an exception
+	// waits to hear that a peer is gone, before the failure counts as its own.
+	// It is longer than a session of the rendezvous may live, with the questions
+	// to the peer.
+	Falter time.Duration
+	// Meet is how long it waits for the host to publish where to meet anew,
+	// beyond the graces of all.
+	Meet time.Duration
 }
 
 // DefaultTiming is what the driver uses.
-var DefaultTiming = Timing{TermWait: 10 * time.Second, StopWait: 2 * time.Second, PeerWait: 5 * time.Second, Closing: 330 * time.Second, Linger: 10 * time.Second, ReportEvery: 15 * time.Second}
+var DefaultTiming = Timing{TermWait: 10 * time.Second, StopWait: 2 * time.Second, PeerWait: 5 * time.Second, Closing: 330 * time.Second, Linger: 10 * time.Second, ReportEvery: 15 * time.Second,
+	Falter: 2*rendezvous.SessionTTL + 10*time.Second, Meet: 2 * time.Minute}
 
 // Setup is what does not change during a member's life.
 type Setup struct {
@@ -87,6 +97,7 @@ const (
 // rank is what is known of one rank of the current launch.
 type rank struct {
 	pid    int
+	local  int
 	ended  bool
 	code   int
 	signal int
@@ -121,7 +132,8 @@ type Member struct {
 	launch   int // number of the launch, 0: none yet
 	planned  torchrun.Launch
 	endpoint *contract.Endpoint
-	moves    int
+	moves    int // of a port that was taken
+	elastic  elastic
 	ranks    map[int]*rank
 	restarts int // torchrun's own
 	launcher *LauncherEnded
@@ -156,7 +168,8 @@ type Member struct {
 
 // New is a held member.
 func New(s Setup) *Member {
-	return &Member{setup: s, stage: Held, until: s.HoldUntil, index: -1, step: -1, savedStep: -1, ranks: map[int]*rank{}, seenPeers: map[string]bool{}}
+	return &Member{setup: s, stage: Held, until: s.HoldUntil, index: -1, step: -1, savedStep: -1, ranks: map[int]*rank{}, seenPeers: map[string]bool{},
+		elastic: elastic{gone: map[string]bool{}}}
 }
 
 // Stage is where the member is in its life.
@@ -240,13 +253,17 @@ func (m *Member) follow(now time.Time, todo *actions) {
 			m.end(now, cause{contract.OutcomeKilled, text, -1}, todo)
 		}
 		return
+	case !listed && m.joins(now, r, todo):
+		return
+	case !listed && r.Attempt == m.attempt && m.leftOut(now, r, todo):
+		return
 	case !listed && m.attempt != 0:
 		m.end(now, cause{contract.OutcomeKilled, fmt.Sprintf("attempt %d lists this allocation no more", r.Attempt), -1}, todo)
 		return
 	case !listed:
 		// An elastic gang takes members in while it runs: this one waits for
-		// the record that lists it. In any other a member that comes after the
-		// release is a refill, which must not start.
+		// the record that lists it. In any other gang a member that comes after
+		// the release is a refill, which must not start.
 		if r.Phase == contract.PhaseReleased && !m.setup.Config.Elastic {
 			m.end(now, cause{contract.OutcomeRefused, fmt.Sprintf("attempt %d was released without this allocation", r.Attempt), -1}, todo)
 		}
@@ -273,7 +290,11 @@ func (m *Member) follow(now time.Time, todo *actions) {
 	if m.stage == Ready {
 		m.release(now, todo)
 	}
-	m.followStore(todo)
+	if m.setup.Config.Elastic {
+		m.followWorld(now, todo)
+	} else {
+		m.followStore(todo)
+	}
 	m.followPeers(now, todo)
 }
 
@@ -302,9 +323,13 @@ func (m *Member) release(now time.Time, todo *actions) {
 		return
 	}
 	m.stage = Running
-	m.endpoint = m.movedStore()
 	todo.tell(fmt.Sprintf("released: attempt %d, member %d of %d", m.attempt, m.index, len(m.record.Members)))
 	todo.add(MarkReleased{Attempt: m.attempt})
+	if m.setup.Config.Elastic {
+		m.enter(now, todo)
+		return
+	}
+	m.endpoint = m.movedStore()
 	m.start(todo)
 }
 
@@ -363,6 +388,7 @@ func (m *Member) moved(now time.Time, e Moved, todo *actions) {
 		return
 	}
 	m.endpoint = &e.Endpoint
+	m.elastic.meet(e.Endpoint.Members)
 	m.start(todo)
 }
 
@@ -373,9 +399,14 @@ func (m *Member) rankStarted(now time.Time, e RankStarted, todo *actions) {
 	if e.Restart > m.restarts {
 		m.restarts = e.Restart
 	}
-	m.ranks[e.Rank] = &rank{pid: e.PID}
+	for n, old := range m.ranks { // c10d may give torchrun's ranks other numbers
+		if m.setup.Config.Elastic && n != e.Rank && old.local == e.Local {
+			delete(m.ranks, n)
+		}
+	}
+	m.ranks[e.Rank] = &rank{pid: e.PID, local: e.Local}
 	m.ranksGone = time.Time{}
-	if m.stage == Leaving { // asked while torchrun was starting its ranks
+	if m.stage == Leaving || m.elastic.asking() { // asked while torchrun was starting its ranks
 		todo.add(SignalNew{Rank: e.Rank})
 	}
 	if m.state == contract.StateReady && len(m.ranks) == len(m.planned.Ranks) && len(m.ranks) > 0 {
@@ -394,12 +425,14 @@ func (m *Member) rankEnded(now time.Time, e RankEnded, todo *actions) {
 	if m.stage == Running && r.failed() && e.PortBusy && m.moveStore(todo) {
 		return
 	}
-	if m.leavesByAsk() && r.failed() {
+	if (m.leavesByAsk() || m.elastic.asking()) && r.failed() {
 		r.held = true // see the package's second rule
 	} else {
 		todo.add(LetGo{Rank: e.Rank})
 	}
-	if m.stage == Running && r.failed() && m.restarts >= m.setup.Config.MaxRestarts && m.killAt.IsZero() {
+	if m.falters(r) {
+		m.falter(now, todo)
+	} else if m.stage == Running && m.elastic.anew == nil && r.failed() && m.restarts >= m.setup.Config.MaxRestarts && m.killAt.IsZero() {
 		// torchrun ends the other ranks itself, but waits 30 s for them.
 		m.killAt = now.Add(m.setup.Timing.PeerWait)
 		if m.setup.Config.Launcher == contract.LauncherRanks {
@@ -430,6 +463,10 @@ func (m *Member) leavesByAsk() bool { return m.asked != nil && m.ended == nil &&
 // afterRanks decides what becomes of the launcher when all its ranks ended.
 func (m *Member) afterRanks(now time.Time, todo *actions) {
 	if m.ranksGone.IsZero() || m.stage == Clearing {
+		return
+	}
+	if m.stage == Running && m.elastic.anew != nil {
+		m.meetAnew(now, todo)
 		return
 	}
 	switch {
@@ -483,6 +520,13 @@ func (m *Member) launcherEnded(now time.Time, e LauncherEnded, todo *actions) {
 	if m.stage == Running && failed && e.PortBusy && m.moveStore(todo) {
 		return
 	}
+	if m.stage == Running && m.elastic.anew == nil && failed && e.Err == nil && m.falters(nil) {
+		m.falter(now, todo)
+	}
+	if m.stage == Running && m.elastic.anew != nil && e.Err == nil {
+		m.meetAnew(now, todo)
+		return
+	}
 	m.clear(now, todo)
 }
 
@@ -497,7 +541,9 @@ func (m *Member) moveStore(todo *actions) bool {
 	}
 	m.moves++
 	todo.tell(fmt.Sprintf("rendezvous port %d is taken; another one is chosen", m.planned.Port))
-	todo.add(MoveStore{Launch: m.launch, Attempt: m.attempt, World: m.world().Name, Move: m.moves})
+	m.elastic.move++
+	todo.add(MoveStore{Launch: m.launch, Attempt: m.attempt, World: m.world().Name, Move: m.elastic.move, Members: m.elastic.members, Round: m.record.Round,
+		Why: fmt.Sprintf("port %d was taken", m.planned.Port)})
 	return true
 }
 
@@ -603,6 +649,7 @@ func (m *Member) timers(now time.Time, todo *actions) {
 		}
 	case Running, Leaving:
 		m.graceTimer(now, todo)
+		m.elasticTimer(now, todo)
 		if due(m.killAt) {
 			m.letGo(todo)
 			m.clear(now, todo)
@@ -625,6 +672,9 @@ func (m *Member) Next() time.Time {
 		sooner(m.until)
 	case Running, Leaving:
 		sooner(m.killAt)
+		if m.stage == Running {
+			sooner(m.elastic.next())
+		}
 		if m.asked != nil && !m.termSent {
 			sooner(m.graceEnd)
 		}

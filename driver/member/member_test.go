@@ -85,7 +85,7 @@ func (l *life) step(e Event) []Action {
 		case MoveStore:
 			l.log = append(l.log, fmt.Sprintf("move %d", a.Move))
 		case AskPeer:
-			l.log = append(l.log, fmt.Sprintf("ask peer %d", a.Member))
+			l.log = append(l.log, fmt.Sprintf("ask peer %d", a.Peer.Index))
 		case Preflight:
 			l.log = append(l.log, "preflight")
 		case Evidence:
@@ -577,10 +577,10 @@ func TestPeerThatVanishesIsAsked(t *testing.T) {
 	l.seen.Reports = map[string]contract.Report{}
 	l.step(Saw{l.seen})
 	l.did("ask peer 1")
-	l.step(PeerAnswered{Member: 1, Alive: true})
+	l.step(PeerAnswered{Peer: contract.Member{Alloc: "a1", Task: "t"}, Alive: true})
 	l.did("ask peer 1")
 	must.Eq(t, Running, l.m.Stage())
-	l.step(PeerAnswered{Member: 1, Text: "no answer from 192.0.2.1:4000 for 3 s"})
+	l.step(PeerAnswered{Peer: contract.Member{Alloc: "a1", Task: "t"}, Text: "no answer from 192.0.2.1:4000 for 3 s"})
 	l.did("signal SIGTERM")
 	l.wait(6 * time.Second)
 	must.StrContains(t, l.over(contract.OutcomePeer, contract.CodePeer).Text, "member 1 on n2 vanished")
@@ -592,7 +592,7 @@ func TestPeerThatVanishesIsAsked(t *testing.T) {
 	l.step(Saw{l.seen})
 	l.step(Saw{rendezvous.Sight{Reports: map[string]contract.Report{}}})
 	l.step(Saw{l.seen})
-	l.step(PeerAnswered{Member: 1})
+	l.step(PeerAnswered{Peer: contract.Member{Alloc: "a1", Task: "t"}})
 	must.Eq(t, Running, l.m.Stage())
 }
 

@@ -105,7 +105,7 @@ func (c *Consul) Follow(ctx context.Context, see func(Sight), warn func(error)) 
 		if err != nil {
 			return meta, err
 		}
-		listed := false
+		_, listed := record.Joins(c.self.Alloc, c.self.Task)
 		for _, m := range record.Members {
 			listed = listed || m.Alloc == c.self.Alloc && m.Task == c.self.Task
 		}

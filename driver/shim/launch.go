@@ -134,6 +134,7 @@ func (s *supervisor) startLaunch(a member.Launch) {
 			return
 		}
 		old.drain(time.Second)
+		s.forgetAsk()
 	}
 	l := &launch{number: a.Number, ranks: map[int]*rankProcess{}, tail: &logpipe.Tail{}}
 	l.input = s.launchInput(a)
@@ -289,7 +290,7 @@ func (s *supervisor) startRanks(l *launch) error {
 		l.mu.Lock()
 		r.pid = pid
 		l.mu.Unlock()
-		s.event(member.RankStarted{Launch: l.number, Rank: rank.Global, PID: pid})
+		s.event(member.RankStarted{Launch: l.number, Rank: rank.Global, Local: rank.Local, PID: pid})
 		go func() {
 			e := <-done
 			if l.planned.Host && rank.Global == 0 && (e.code != 0 || e.signal != 0) {
@@ -345,7 +346,7 @@ func (s *supervisor) serveRank(conn *net.UnixConn) {
 		_ = out.Encode(rankWelcome{V: 1, Error: err.Error()})
 		return
 	}
-	text, err := json.Marshal(rankWelcome{V: 1, Env: torchrun.RankEnvironment(l.input, l.planned, torchrun.Rank{Global: hello.Rank, Local: hello.Local})})
+	text, err := json.Marshal(rankWelcome{V: 1, Env: torchrun.RankEnvironment(l.input, l.planned, torchrun.Rank{Global: hello.Rank, Local: hello.Local, Node: hello.Node})})
 	if err == nil {
 		_, _, err = conn.WriteMsgUnix(append(text, '\n'), unix.UnixRights(int(files[0].Fd()), int(files[1].Fd())), nil)
 	}
@@ -366,12 +367,12 @@ func (s *supervisor) serveRank(conn *net.UnixConn) {
 			l.mu.Lock()
 			r.pid = s.hostPID(conn, news.PID)
 			l.mu.Unlock()
-			s.event(member.RankStarted{Launch: l.number, Rank: hello.Rank, PID: r.pid, Restart: hello.Restart})
+			s.event(member.RankStarted{Launch: l.number, Rank: hello.Rank, Local: hello.Local, PID: r.pid, Restart: hello.Restart})
 		}
 		if news.Ended {
 			if news.Error != "" {
 				s.log.Error("cannot start a rank", "rank", hello.Rank, "error", news.Error)
-				s.event(member.RankStarted{Launch: l.number, Rank: hello.Rank, Restart: hello.Restart})
+				s.event(member.RankStarted{Launch: l.number, Rank: hello.Rank, Local: hello.Local, Restart: hello.Restart})
 			}
 			s.rankEnded(l, hello.Rank, ended{news.Code, news.Signal, news.At})
 			select {
@@ -425,10 +426,34 @@ func (s *supervisor) lostWrapper(l *launch, global int, r *rankProcess, err erro
 	s.rankEnded(l, global, ended{signal: int(unix.SIGKILL), at: time.Now()})
 }
 
+// forgetAsk takes back what asked the ranks of the launch before, and their
+// marks.
+func (s *supervisor) forgetAsk() {
+	s.mu.Lock()
+	s.asked = nil
+	s.mu.Unlock()
+	stale, _ := filepath.Glob(filepath.Join(s.start.Rank(), "progress.*"))
+	for _, path := range append(stale, s.start.Preempt()) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.log.Warn("cannot remove a file of the launch before", "error", err)
+		}
+	}
+}
+
 // moveStore keeps another port, publishes it and answers.
 func (s *supervisor) moveStore(a member.MoveStore) {
-	l := s.current()
-	p, err := preflight.KeepPort(0, s.spec.PortLow, s.spec.PortHigh, l.planned.Port)
+	// The store's address stays what the record says, where it says it of this
+	// member.
+	s.mu.Lock()
+	host, avoid := s.addr.IP.String(), 0
+	s.mu.Unlock()
+	if l := s.current(); l != nil {
+		avoid = l.planned.Port
+		if l.planned.Host {
+			host = l.planned.Address
+		}
+	}
+	p, err := preflight.KeepPort(0, s.spec.PortLow, s.spec.PortHigh, avoid)
 	if err != nil {
 		s.event(member.Moved{Launch: a.Launch, Err: err})
 		return
@@ -436,8 +461,8 @@ func (s *supervisor) moveStore(a member.MoveStore) {
 	s.mu.Lock()
 	s.port = p
 	s.mu.Unlock()
-	e := contract.Endpoint{V: contract.RecordVersion, Host: l.planned.Address, Port: p.Number, Move: a.Move, At: time.Now(),
-		Why: fmt.Sprintf("port %d was taken on %s", l.planned.Port, s.spec.Node)}
+	e := contract.Endpoint{V: contract.RecordVersion, Host: host, Port: p.Number, Move: a.Move, At: time.Now(),
+		Why: a.Why + " on " + s.spec.Node, Members: a.Members, Round: a.Round}
 	for {
 		if err = s.board.Move(s.ctx, a.Attempt, a.World, e); err == nil || s.ctx.Err() != nil {
 			break

@@ -68,7 +68,7 @@ const (
 // askPeer asks a peer directly whether it still lives in this attempt.
 func (s *supervisor) askPeer(a member.AskPeer) {
 	if a.Peer.Supervisor == 0 {
-		s.event(member.PeerAnswered{Member: a.Member, Text: "its report is gone from Consul"})
+		s.event(member.PeerAnswered{Peer: a.Peer, Text: "its report is gone from Consul"})
 		return
 	}
 	where := net.JoinHostPort(a.Peer.Address, strconv.Itoa(a.Peer.Supervisor))
@@ -79,7 +79,7 @@ func (s *supervisor) askPeer(a member.AskPeer) {
 			case <-time.After(peerAgain):
 			case <-s.ctx.Done():
 			}
-			s.event(member.PeerAnswered{Member: a.Member, Alive: true})
+			s.event(member.PeerAnswered{Peer: a.Peer, Alive: true})
 			return
 		}
 		select {
@@ -88,7 +88,7 @@ func (s *supervisor) askPeer(a member.AskPeer) {
 			return
 		}
 	}
-	s.event(member.PeerAnswered{Member: a.Member, Text: fmt.Sprintf("its report is gone from Consul and its supervisor does not answer: %v", last)})
+	s.event(member.PeerAnswered{Peer: a.Peer, Text: fmt.Sprintf("its report is gone from Consul and its supervisor does not answer: %v", last)})
 }
 
 func (s *supervisor) peerLives(where string, a member.AskPeer) error {

@@ -175,7 +175,7 @@ func (s *supervisor) checkPeers(a member.Preflight) []contract.Problem {
 		case <-s.ctx.Done():
 			return nil
 		}
-		if r := s.recordInSight(); r == nil || r.Attempt != a.Attempt || r.Phase != contract.PhasePlaced {
+		if !s.stillPlaced(a.Attempt) {
 			return nil // the answer is of no use any more
 		}
 	}
@@ -184,10 +184,16 @@ func (s *supervisor) checkPeers(a member.Preflight) []contract.Problem {
 	return problems
 }
 
-func (s *supervisor) recordInSight() *contract.Record {
+// stillPlaced: the record in sight still waits for this member's answer.
+func (s *supervisor) stillPlaced(attempt int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sight.Record
+	r := s.sight.Record
+	if r == nil || r.Attempt != attempt {
+		return false
+	}
+	_, joins := r.Joins(s.spec.Self.Alloc, s.spec.Self.Task)
+	return r.Phase == contract.PhasePlaced || joins && r.Phase == contract.PhaseReleased
 }
 
 // peersToTry gives the members of this one's world that it tries to reach.

@@ -23,6 +23,7 @@ type rankHello struct {
 	V       int `json:"v"`
 	Rank    int `json:"rank"`
 	Local   int `json:"local"`
+	Node    int `json:"node"`
 	Restart int `json:"restart"`
 }
 
@@ -90,7 +91,7 @@ func newWrapper() (*wrapper, error) {
 		return nil, err
 	}
 	w := &wrapper{conn: conn, enc: json.NewEncoder(conn), preempt: os.Getenv("MUSTER_PREEMPT_FILE")}
-	if err := w.enc.Encode(rankHello{V: 1, Rank: number("RANK"), Local: number("LOCAL_RANK"), Restart: number("TORCHELASTIC_RESTART_COUNT")}); err != nil {
+	if err := w.enc.Encode(rankHello{V: 1, Rank: number("RANK"), Local: number("LOCAL_RANK"), Node: number("GROUP_RANK"), Restart: number("TORCHELASTIC_RESTART_COUNT")}); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("greet the supervisor: %w", err)
 	}

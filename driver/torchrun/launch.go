@@ -9,6 +9,8 @@
 // wrapper (the driver's own binary), which tells the supervisor what became of
 // the rank.
 //
+// An elastic world has the c10d rendezvous instead; see elastic.go.
+//
 // With launcher "ranks" the driver starts the ranks itself, with the variables
 // that torchrun would set.
 //
@@ -64,7 +66,9 @@ type Process struct {
 
 // Rank is the place of one rank in its world.
 type Rank struct {
-	Global, Local int
+	Global int // -1: torchrun will say
+	Local  int
+	Node   int // of its member; -1: torchrun will say
 }
 
 // Launch is what a member runs.
@@ -79,10 +83,12 @@ type Launch struct {
 	Host     bool
 	Address  string // of the store
 	Port     int
-	NodeRank int
+	NodeRank int // -1: torchrun will say
 	Nodes    int
 	World    string
 	Size     int // ranks of the world
+
+	order []int // the members that meet, by place in the record
 }
 
 // Plan makes the launch of one member of a released record.
@@ -97,8 +103,11 @@ func Plan(in Input) (Launch, error) {
 	if !ok {
 		return Launch{}, fmt.Errorf("plan launch: member %d is in no world", in.Member)
 	}
-	order := NodeOrder(world)
-	l := Launch{World: world.Name, Nodes: len(order), Address: world.Host, Port: world.Port, Host: world.HostMember == in.Member}
+	order, err := meeting(in, world)
+	if err != nil {
+		return Launch{}, err
+	}
+	l := Launch{order: order, World: world.Name, Nodes: len(order), Address: world.Host, Port: world.Port, Host: world.HostMember == in.Member}
 	if in.Endpoint != nil {
 		l.Address, l.Port = in.Endpoint.Host, in.Endpoint.Port
 	}
@@ -113,8 +122,15 @@ func Plan(in Input) (Launch, error) {
 		l.Size += in.Record.Members[m].Ranks
 	}
 	local := in.Record.Members[in.Member].Ranks
+	if in.Config.Elastic {
+		l.NodeRank = -1
+	}
 	for i := range local {
-		l.Ranks = append(l.Ranks, Rank{Global: first + i, Local: i})
+		r := Rank{Global: first + i, Local: i, Node: l.NodeRank}
+		if in.Config.Elastic {
+			r.Global = -1
+		}
+		l.Ranks = append(l.Ranks, r)
 	}
 
 	program := Program(in.Config, in.Python)
@@ -153,11 +169,16 @@ func Program(c contract.TaskConfig, python string) []string {
 
 // arguments of torchrun, in the spelling that old and new versions take.
 func arguments(in Input, l Launch, local int) []string {
-	return []string{in.Python, "-m", "torch.distributed.run",
+	meet := []string{
 		"--nnodes", strconv.Itoa(l.Nodes), "--node_rank", strconv.Itoa(l.NodeRank), "--nproc_per_node", strconv.Itoa(local),
 		"--rdzv_backend", "static", "--rdzv_id", in.Record.Gang.RunID(in.Record.Attempt, l.World),
 		"--master_addr", bracketed(l.Address), "--master_port", strconv.Itoa(l.Port),
 		"--rdzv_conf", "timeout=" + strconv.Itoa(int(in.JoinTimeout.Seconds())),
+	}
+	if in.Config.Elastic {
+		meet = elasticArguments(in, l, local)
+	}
+	return append(append([]string{in.Python, "-m", "torch.distributed.run"}, meet...),
 		"--max_restarts", strconv.Itoa(in.Config.MaxRestarts),
 		"--monitor_interval", strconv.FormatFloat(in.Monitor.Seconds(), 'g', -1, 64),
 		// The ranks' output goes to the supervisor, not through torchrun. Under
@@ -167,7 +188,7 @@ func arguments(in Input, l Launch, local int) []string {
 		"--redirects", "9:1", "--tee", "9:1",
 		"--log_dir", in.LogDir,
 		"--no_python",
-	}
+	)
 }
 
 // bracketed writes an IPv6 address the way torchrun wants it beside a port.
@@ -224,18 +245,20 @@ func RankEnvironment(in Input, l Launch, r Rank) []string {
 
 func rankEnvironment(in Input, l Launch, r Rank) map[string]string {
 	env := map[string]string{contract.EnvProgressFile: in.Progress(r.Global)}
+	if in.Config.Elastic {
+		env = merge(env, elasticVariables(l))
+	}
 	if !in.Config.SlurmEnv {
 		return env
 	}
 	var nodes, tasks []string
-	world, _, _ := in.Record.WorldOf(in.Member)
-	for _, m := range NodeOrder(world) {
+	for _, m := range l.order {
 		nodes = append(nodes, in.Record.Members[m].Node)
 		tasks = append(tasks, strconv.Itoa(in.Record.Members[m].Ranks))
 	}
 	job := in.Record.Gang
 	return merge(env, map[string]string{
-		"SLURM_PROCID": strconv.Itoa(r.Global), "SLURM_LOCALID": strconv.Itoa(r.Local), "SLURM_NODEID": strconv.Itoa(l.NodeRank),
+		"SLURM_PROCID": strconv.Itoa(r.Global), "SLURM_LOCALID": strconv.Itoa(r.Local), "SLURM_NODEID": strconv.Itoa(r.Node),
 		"SLURM_NTASKS": strconv.Itoa(l.Size), "SLURM_NPROCS": strconv.Itoa(l.Size), "SLURM_NNODES": strconv.Itoa(l.Nodes), "SLURM_JOB_NUM_NODES": strconv.Itoa(l.Nodes),
 		"SLURM_TASKS_PER_NODE": strings.Join(tasks, ","), "SLURM_JOB_NODELIST": strings.Join(nodes, ","), "SLURM_NODELIST": strings.Join(nodes, ","),
 		"SLURM_JOB_ID": job.RunID(in.Record.Attempt, l.World), "SLURM_JOBID": job.RunID(in.Record.Attempt, l.World), "SLURM_JOB_NAME": job.Job,

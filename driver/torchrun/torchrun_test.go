@@ -66,6 +66,10 @@ func show(l Launch) string {
 func TestPlan(t *testing.T) {
 	moved := input(record(2, 2, 0), 1, map[string]any{"module": "train.main", "args": []any{"--lr", "0.1"}, "max_restarts": 3})
 	moved.Endpoint = &contract.Endpoint{Host: "192.0.2.11", Port: 20444, Move: 1}
+	elastic := record(3, 2, 0)
+	elastic.Min, elastic.Round, elastic.Settle = 2, 1, 10*time.Minute
+	anew := input(elastic, 2, map[string]any{"script": "s.py", "elastic": true})
+	anew.Endpoint = &contract.Endpoint{Host: "fd00::11", Port: 20444, Move: 1, Members: []string{"a0.train", "a2.train"}}
 	v6 := record(2, 1, 0)
 	v6.Worlds[0].Host = "fd00::11"
 	for name, in := range map[string]Input{
@@ -74,6 +78,8 @@ func TestPlan(t *testing.T) {
 		"ranks":          input(record(2, 2, 0), 1, map[string]any{"launcher": "ranks", "command": []any{"local/allreduce", "-n", "3"}}),
 		"ranks_slurm":    input(record(2, 1, 1), 0, map[string]any{"launcher": "ranks", "script": "s.py", "slurm_env": true}),
 		"moved_endpoint": moved,
+		"elastic":        input(elastic, 0, map[string]any{"script": "s.py", "elastic": true}),
+		"elastic_anew":   anew,
 		"ipv6":           input(v6, 0, map[string]any{"script": "s.py"}),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,13 +101,34 @@ func TestPlanRefuses(t *testing.T) {
 	held.Phase = contract.PhasePlaced
 	named := record(2, 2, 0)
 	named.Worlds[0].Host = "rdzv.service.consul"
+	without := input(record(3, 2, 0), 1, map[string]any{"script": "s.py", "elastic": true})
+	without.Endpoint = &contract.Endpoint{Host: "192.0.2.11", Port: 20444, Members: []string{"a0.train", "a2.train"}}
+	stranger := without
+	stranger.Endpoint = &contract.Endpoint{Host: "192.0.2.11", Port: 20444, Members: []string{"a0.train", "a9.train"}}
 	for want, in := range map[string]Input{
+		"without member 1":     without,
+		"a9.train is to meet":  stranger,
 		"not released":         input(held, 0, map[string]any{"script": "s.py"}),
 		"member 2 of 2":        input(record(2, 2, 0), 2, map[string]any{"script": "s.py"}),
 		"is no address; a nam": input(named, 0, map[string]any{"script": "s.py"}),
 	} {
 		_, err := Plan(in)
 		must.ErrorContains(t, err, want)
+	}
+}
+
+// What the supervisor adds for a rank of an elastic world leads it to the
+// launchers' store by address, and counts its Slurm names among those that meet.
+func TestElasticRankEnvironment(t *testing.T) {
+	r := record(3, 2, 0)
+	r.Min = 1
+	in := input(r, 2, map[string]any{"script": "s.py", "elastic": true, "slurm_env": true})
+	in.Endpoint = &contract.Endpoint{Host: "192.0.2.11", Port: 20444, Members: []string{"a0.train", "a2.train"}}
+	l, err := Plan(in)
+	must.NoError(t, err)
+	env := strings.Join(RankEnvironment(in, l, Rank{Global: 3, Local: 1, Node: 1}), " ")
+	for _, want := range []string{"MASTER_ADDR=192.0.2.11 ", "MASTER_PORT=20444 ", "TORCHELASTIC_USE_AGENT_STORE=True", "SLURM_PROCID=3 ", "SLURM_NODEID=1 ", "SLURM_NTASKS=4 ", "SLURM_NODELIST=n1,n3 "} {
+		must.StrContains(t, env+" ", want)
 	}
 }
 

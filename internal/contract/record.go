@@ -89,6 +89,9 @@ type Member struct {
 	Supervisor int `json:"sup,omitempty"`
 }
 
+// Key names the member among those of its gang: allocation and task.
+func (m Member) Key() string { return m.Alloc + "." + m.Task }
+
 // World is the members that share one rendezvous: a group, or the whole gang.
 type World struct {
 	Name    string `json:"name"`
