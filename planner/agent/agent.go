@@ -35,6 +35,7 @@ import (
 	"github.com/nomad-muster/muster/planner/lifecycle"
 	"github.com/nomad-muster/muster/planner/nomad"
 	"github.com/nomad-muster/muster/planner/nomad/picture"
+	"github.com/nomad-muster/muster/planner/notify"
 	"github.com/nomad-muster/muster/planner/release"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -78,6 +79,7 @@ type Agent struct {
 	watcher *nomad.Watcher
 	decider core.Decider
 	feed    *httpapi.Feed
+	events  *notify.Sender // nil before Run
 	metrics *metrics
 	slow    time.Duration
 	// describeAfter: see Options.
@@ -116,6 +118,11 @@ func New(o Options) (*Agent, error) {
 		o.Registry = prometheus.NewRegistry()
 	}
 	a.metrics = newMetrics(o.Registry)
+	o.Registry.MustRegister(notify.Metrics(func() []notify.Status {
+		a.mu.RLock()
+		defer a.mu.RUnlock()
+		return a.events.Status()
+	}))
 	var err error
 	n := cfg.Nomad
 	a.client, err = nomad.NewClient(nomad.Options{Address: n.Address, Region: n.Region, Token: n.Token, CACert: n.CACert, ClientCert: n.ClientCert, ClientKey: n.ClientKey,
@@ -153,6 +160,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	a.mu.Lock()
+	a.tellHooks(a.config.Current(), server.Region)
 	a.state.server = server
 	a.state.set = a.settings(a.config.Current(), server)
 	a.mu.Unlock()
@@ -160,6 +168,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
+	defer a.events.Close()
 	defer wg.Wait()
 	defer cancel()
 	wg.Add(1)

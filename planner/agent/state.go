@@ -84,6 +84,7 @@ type entry struct {
 	// so that their times are this planner's to book.
 	told     int
 	toldLast lifecycle.Stage
+	repeat   bool // webhooks are told of those stages again: an earlier planner may have ended before
 	settled  bool
 	admitAt  time.Time // when the core was last asked whether it would admit it
 	// reasonAt is since when the verdict has its reason.

@@ -359,10 +359,12 @@ func (a *Agent) restore(saved []loaded) {
 			}
 			e.gang = lifecycle.Restore(id, s.set, l.saved, l.index)
 			e.dirty = true
-			// What an earlier planner told is not told again.
+			// What an earlier planner told is not told again, but to webhooks, which
+			// may not have heard of it.
 			if n := len(l.saved.Stages); n > 0 {
 				e.told, e.toldLast, e.settled = n, l.saved.Stages[n-1], true
 			}
+			e.repeat = true
 			s.reclaim(l.key)
 		}
 		s.loaded = true

@@ -29,6 +29,7 @@ func (a *Agent) publish(e *entry, event view.Event) {
 			e.events = slices.Delete(e.events, 0, 1)
 		}
 		e.events = append(e.events, event)
+		a.announce(e, event)
 		return
 	}
 	a.feed.Publish(event)
@@ -46,6 +47,12 @@ func (a *Agent) tell(e *entry, now time.Time) {
 			from = 1
 		}
 	}
+	if e.repeat && e.gang.QueueName() != "" {
+		e.repeat = false
+		for _, st := range stages[:from] {
+			a.announce(e, stageEvent(e, st))
+		}
+	}
 	if from == len(stages) {
 		return
 	}
@@ -53,17 +60,21 @@ func (a *Agent) tell(e *entry, now time.Time) {
 		a.metrics.entered(e.gang, stages[max(from-1, 0):])
 	}
 	for _, st := range stages[from:] {
-		text := string(st.Stage)
-		if st.Text != "" {
-			text += ": " + st.Text
-		}
-		a.publish(e, view.Event{At: st.At.UTC(), Kind: view.EventStage, Stage: st.Stage, Text: text})
+		a.publish(e, stageEvent(e, st))
 		a.log.Info("gang entered a stage", "gang", e.key.String(), "attempt", e.gang.Saved.Attempt, "stage", string(st.Stage), "text", st.Text)
 	}
 	e.told = len(stages)
 	e.toldLast = stages[len(stages)-1]
 	e.settled = true
 	_ = now
+}
+
+func stageEvent(e *entry, st lifecycle.Stage) view.Event {
+	text := string(st.Stage)
+	if st.Text != "" {
+		text += ": " + st.Text
+	}
+	return view.Event{At: st.At.UTC(), Kind: view.EventStage, Stage: st.Stage, Text: text, Gang: e.key.String(), Queue: e.gang.QueueName(), Attempt: e.gang.Saved.Attempt}
 }
 
 // judge keeps a gang's verdict and tells of one that changed.

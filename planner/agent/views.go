@@ -441,6 +441,7 @@ func (a *Agent) Status() view.Status {
 			out.Problems = append(out.Problems, view.FromNotice(notice))
 		}
 	}
+	out.Problems = append(out.Problems, a.hookProblems()...)
 	return out
 }
 

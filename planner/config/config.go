@@ -36,6 +36,13 @@
 //	  queues      = ["research"]          # default: all that admit alice or team-b
 //	}
 //
+//	webhook "workflow" {                  # told of stages, evictions, cards: docs/events.md
+//	  url         = "https://airflow.example/muster"
+//	  secret_file = "/etc/muster/workflow.secret"
+//	  types       = ["muster.gang.stage"] # default: all
+//	  queues      = ["research"]          # default: all
+//	}
+//
 //	level "spine" { attribute = "meta.spine" }   # outermost first
 //	level "leaf"  { attribute = "meta.leaf" }
 //
@@ -54,6 +61,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/notify"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
@@ -65,7 +73,8 @@ type Config struct {
 	Nomad    Nomad
 	Consul   Consul
 	API      API
-	Tokens   []Token // ordered by name
+	Tokens   []Token          // ordered by name
+	Webhooks []notify.Webhook // in the order of the files
 	Core     core.Config
 	// LostGrace is how long Nomad may call a member's node disconnected before
 	// the planner gives the member up.
@@ -120,6 +129,17 @@ type API struct {
 	// signed, beside their token.
 	ClientCA  string
 	Plaintext bool // beyond loopback without TLS, on purpose
+}
+
+// Base is the API's address for people.
+func (a API) Base() string {
+	switch {
+	case a.URL != "":
+		return a.URL
+	case a.CertFile != "":
+		return "https://" + a.Listen
+	}
+	return "http://" + a.Listen
 }
 
 // Token lets its bearer use the API.

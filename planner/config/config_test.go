@@ -17,6 +17,7 @@ import (
 	"github.com/shoenig/test/must"
 
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/notify"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
@@ -57,6 +58,10 @@ func TestFull(t *testing.T) {
 		Tokens: []Token{
 			{Name: "alice", Role: view.RoleSubmitter, Groups: []string{"team-b"}, Queues: []string{"research"}, Hash: sha256.Sum256([]byte("alice-secret-alice-secret"))},
 			{Name: "root", Role: view.RoleOperator, Hash: sha256.Sum256([]byte("0123456789abcdef0123"))},
+		},
+		Webhooks: []notify.Webhook{
+			{Name: "workflow", URL: "https://airflow.example/muster", Secret: []byte("alice-secret-alice-secret"), Types: []string{notify.GangStage}, Queues: []string{"research"}},
+			{Name: "all", URL: "http://127.0.0.1:9000/"},
 		},
 		Core: core.Config{
 			Levels:       []core.Level{{Name: "spine", Attribute: "${meta.spine}"}, {Name: "leaf", Attribute: "${meta.leaf}"}},

@@ -70,6 +70,7 @@ func (l *Live) Reload() (restart []string, err error) {
 		c.API = old.API
 		c.API.Anonymous, c.API.URL = anonymous, url
 	})
+	keep("webhook", old.Webhooks, c.Webhooks, func() { c.Webhooks = old.Webhooks })
 	keep("data_dir", old.DataDir, c.DataDir, func() { c.DataDir = old.DataDir })
 	keep("log_json", old.LogJSON, c.LogJSON, func() { c.LogJSON = old.LogJSON })
 	l.current.Store(c)

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -17,6 +19,7 @@ import (
 	"github.com/hashicorp/hcl/v2/hclparse"
 
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/notify"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
@@ -129,7 +132,7 @@ func Parse(files []File, readFile func(string) ([]byte, error)) (*Config, error)
 func (r *reader) root(body hcl.Body) {
 	c := r.config
 	b := r.open(body, hcl.Range{Filename: "configuration"}, []string{"log_level", "log_json", "data_dir", "retention", "classes"},
-		"nomad", "consul", "api", "token name", "level name", "scheduling", "limits", "queue name")
+		"nomad", "consul", "api", "token name", "webhook name", "level name", "scheduling", "limits", "queue name")
 	c.LogLevel = b.choice("log_level", c.LogLevel, "debug", "info", "warn", "error")
 	c.LogJSON = b.boolean("log_json", false)
 	c.DataDir = b.text("data_dir", "")
@@ -148,6 +151,9 @@ func (r *reader) root(body hcl.Body) {
 		r.token(nested)
 	}
 	sort.SliceStable(c.Tokens, func(i, j int) bool { return c.Tokens[i].Name < c.Tokens[j].Name })
+	for _, nested := range b.each("webhook") {
+		r.webhook(nested)
+	}
 	for _, nested := range b.each("level") {
 		r.level(nested)
 	}
@@ -281,6 +287,37 @@ func (r *reader) token(nested *hcl.Block) {
 	}
 	r.config.at.set(nested.DefRange, "token", t.Name)
 	r.config.Tokens = append(r.config.Tokens, t)
+}
+
+func (r *reader) webhook(nested *hcl.Block) {
+	b := r.open(nested.Body, nested.DefRange, []string{"url", "secret", "secret_file", "types", "queues"})
+	w := notify.Webhook{Name: nested.Labels[0], URL: b.text("url", ""), Types: b.texts("types"), Queues: b.texts("queues")}
+	if secret := b.secret("secret", "secret_file"); secret != "" {
+		if w.Secret = []byte(secret); len(secret) < 16 {
+			b.fault(nested.DefRange, "webhook %q has a secret of %d characters: at least 16 are needed", w.Name, len(secret))
+		}
+	}
+	if !validName.MatchString(w.Name) {
+		b.fault(nested.DefRange, "webhook %q: %s", w.Name, nameRule)
+	}
+	switch u, err := url.Parse(w.URL); {
+	case b.attrs["url"] == nil:
+		b.fault(nested.DefRange, "webhook %q has no url", w.Name)
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		b.fault(b.attrs["url"].Expr.Range(), "url = %q: must be an http or https address", w.URL)
+	}
+	for _, kind := range w.Types {
+		if !slices.Contains(notify.Types(), kind) {
+			b.fault(b.attrs["types"].Expr.Range(), "types: %q is none of %s", kind, strings.Join(notify.Types(), ", "))
+		}
+	}
+	for _, other := range r.config.Webhooks {
+		if other.Name == w.Name {
+			b.fault(nested.DefRange, "a second webhook %q; the first is at %s", w.Name, place(r.config.at.of("webhook", w.Name)))
+		}
+	}
+	r.config.at.set(nested.DefRange, "webhook", w.Name)
+	r.config.Webhooks = append(r.config.Webhooks, w)
 }
 
 func (r *reader) level(nested *hcl.Block) {

@@ -21,6 +21,13 @@ func (r *reader) tree() {
 	}
 	leaf := func(name core.QueueName) bool { return byName[name] != nil && len(children[name]) == 0 }
 
+	for _, w := range r.config.Webhooks {
+		for _, q := range w.Queues {
+			if byName[core.QueueName(q)] == nil {
+				r.fault(at.of("webhook", w.Name), "webhook %q: its queue %q does not exist; queues are %s", w.Name, q, names(queues))
+			}
+		}
+	}
 	for _, q := range queues {
 		name := string(q.Name)
 		if q.Parent != "" && byName[q.Parent] == nil {

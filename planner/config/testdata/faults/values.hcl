@@ -100,3 +100,17 @@ queue "huge" {
     ratio = 1e999999999
   }
 }
+
+webhook "dead end" {
+  url    = "ftp://example"
+  secret = "short"
+  types  = ["muster.gang.stage", "coffee"]
+  queues = ["nowhere"]
+}
+
+webhook "two" {
+}
+
+webhook "two" {
+  url = "http://x/"
+}

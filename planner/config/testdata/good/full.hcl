@@ -33,6 +33,17 @@ api {
   }
 }
 
+webhook "workflow" {
+  url         = "https://airflow.example/muster"
+  secret_file = "alice.token"
+  types       = ["muster.gang.stage"]
+  queues      = ["research"]
+}
+
+webhook "all" {
+  url = "http://127.0.0.1:9000/"
+}
+
 token "root" {
   secret = "0123456789abcdef0123"
   role   = "operator"
