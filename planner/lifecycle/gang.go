@@ -206,6 +206,11 @@ type Attempt struct {
 	Nodes   []string       `json:"nodes,omitempty"`
 	Stages  []Stage        `json:"stages,omitempty"`
 	Ended   time.Time      `json:"ended"`
+	// Reason is why it was ended (Reason...), beside how it ended; Base and
+	// Checkpoint let whoever keeps books find its allocations and what was lost.
+	Reason     string    `json:"reason,omitempty"`
+	Base       uint64    `json:"base,omitempty"`
+	Checkpoint time.Time `json:"checkpoint,omitzero"`
 }
 
 // Ended is a member of an attempt that ended.

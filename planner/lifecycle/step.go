@@ -577,11 +577,17 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 				out.Released = st.At
 			}
 		}
-		for _, r := range g.reports {
-			if r.Checkpoint.After(out.Checkpoint) {
-				out.Checkpoint = r.Checkpoint
-			}
-		}
+		out.Checkpoint = g.Checkpoint()
 	}
 	return out, true
+}
+
+// Checkpoint is the last one that a member of the attempt reported; zero: none.
+func (g *Gang) Checkpoint() (at time.Time) {
+	for _, r := range g.reports {
+		if r.Checkpoint.After(at) {
+			at = r.Checkpoint
+		}
+	}
+	return at
 }

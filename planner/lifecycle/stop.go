@@ -254,7 +254,7 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 		next.Stop = nil
 		return next
 	}
-	a := Attempt{Number: next.Attempt, Outcome: why.Reason, Text: why.Text, Exit: why.Exit, Member: why.Member, Stages: next.Stages, Ended: v.Now}
+	a := Attempt{Number: next.Attempt, Outcome: why.Reason, Text: why.Text, Exit: why.Exit, Member: why.Member, Stages: next.Stages, Ended: v.Now, Reason: why.Reason, Base: next.Base, Checkpoint: g.Checkpoint()}
 	if why.Exit != nil {
 		a.Outcome = string(why.Exit.Outcome)
 	}
