@@ -94,6 +94,7 @@ type Device struct {
 	Src     *core.DeviceGroup
 	Model   int32    // -1: its type is not a card
 	First   int32    // place of its first card among the node's cards
+	Cards   int32
 	Word    int32    // first word of its free cards
 	Words   int32    //
 	Usable  []uint64 // cards that may be given out when free

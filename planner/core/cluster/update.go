@@ -199,7 +199,7 @@ func (c *Cluster) placeCards(at int32, n *core.Node) {
 	for i := range n.Devices {
 		d := &n.Devices[i]
 		words := int32((len(d.Cards) + 63) / 64)
-		devices[i] = Device{Model: -1, First: first, Word: int32(len(c.words)), Words: words}
+		devices[i] = Device{Model: -1, First: first, Cards: int32(len(d.Cards)), Word: int32(len(c.words)), Words: words}
 		if c.IsCard(d.Type) {
 			devices[i].Model = c.modelNum[d.Name]
 		}
@@ -435,19 +435,28 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 		hold := &c.holds[h]
 		k := &hold.Claim
 		hold.Use = Use{Node: n, Res: k.Use}
-		hold.CardsOf = make([]int32, 0, len(k.Cards))
-		whole := hold.CardsOf
+		// Cards keep their places: those of a claim that was there before are
+		// not looked up again.
+		known := len(hold.CardsOf) == len(k.Cards)
+		if !known {
+			hold.CardsOf = make([]int32, 0, len(k.Cards))
+		}
+		whole := hold.CardsOf[:0]
 		if len(k.Shares) > 0 {
 			whole = nil
 		}
 		for at, id := range k.Cards {
-			place := c.CardPlace(n, id)
-			if place < 0 {
-				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it; one of its cards is kept back", k.Alloc, src.Name)})
-				unknown++
-				continue
+			place := int32(0)
+			if known {
+				place = hold.CardsOf[at]
+			} else {
+				if place = c.CardPlace(n, id); place < 0 {
+					*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it; one of its cards is kept back", k.Alloc, src.Name)})
+					unknown++
+					continue
+				}
+				hold.CardsOf = append(hold.CardsOf, place)
 			}
-			hold.CardsOf = append(hold.CardsOf, place)
 			if at < len(k.Shares) && k.Shares[at] > 0 {
 				hold.Use.Parts = append(hold.Use.Parts, Part{place, int32(k.Shares[at])})
 				c.takePart(node, Part{place, int32(k.Shares[at])})
@@ -568,7 +577,7 @@ func compareClaims(a, b *core.Claim) int {
 // Device finds the device group of a card's place, and the card's place in it.
 func (n *Node) Device(place int32) (*Device, int32) {
 	for i := range n.Devices {
-		if d := &n.Devices[i]; place >= d.First && place < d.First+int32(len(d.Src.Cards)) {
+		if d := &n.Devices[i]; place >= d.First && place < d.First+d.Cards {
 			return d, place - d.First
 		}
 	}

@@ -60,6 +60,8 @@ type decider struct {
 	byRef         []int32
 	arena         []int32
 	refs          []knownRef
+	learned       []core.Estimate // what known was read from
+	known         *estimate.Book
 }
 
 // New returns a Decider for one cluster. It is not safe for concurrent use. A
@@ -118,8 +120,17 @@ func (d *decider) Decide(s *core.Snapshot) *core.Plan {
 	return c.plan
 }
 
+// estimates reads a snapshot's estimates, unless they are the very list of the
+// last one.
+func (d *decider) estimates(all []core.Estimate) *estimate.Book {
+	if d.known == nil || len(all) != len(d.learned) || len(all) > 0 && &all[0] != &d.learned[0] {
+		d.learned, d.known = all, estimate.New(all)
+	}
+	return d.known
+}
+
 func (c *cycle) run() {
-	c.book = estimate.New(c.s.History.Estimates)
+	c.book = c.estimates(c.s.History.Estimates)
 	for i := range c.s.History.Reservations {
 		r := &c.s.History.Reservations[i]
 		c.promised[r.Gang] = r

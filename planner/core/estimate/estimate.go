@@ -113,10 +113,14 @@ func (l *Learner) Ended(g *core.Gang, cards int, ran time.Duration) {
 	}
 }
 
-// Estimates lists what was learned, ordered.
+// Estimates lists what was learned of kinds of which enough gangs are known,
+// ordered.
 func (l *Learner) Estimates() []core.Estimate {
-	out := make([]core.Estimate, 0, len(l.times))
+	var out []core.Estimate
 	for k, t := range l.times {
+		if len(t) < Enough {
+			continue
+		}
 		sorted := slices.Clone(t)
 		slices.Sort(sorted)
 		out = append(out, core.Estimate{User: k.user, Name: k.name, Queue: k.queue, Cards: k.cards, Count: len(t),
