@@ -386,3 +386,28 @@ func dump(t *testing.T, sim *nomadsim.Cluster, job string) {
 		t.Log(a.ID[:4], a.Name, a.ClientStatus, a.DesiredStatus, a.DesiredDescription, a.ModifyIndex, a.NextAllocation, a.FollowupEvalID)
 	}
 }
+
+// TestNoWakeUpIsLost fills a small cluster many times over with jobs that end at once: room that is freed while a
+// blocked evaluation runs lets it run once more, and every job has its turn.
+func TestNoWakeUpIsLost(t *testing.T) {
+	t.Parallel()
+	sim := nomadsim.New(t, nomadsim.Options{Nodes: nodes(2, 4), ClientSync: time.Millisecond, Script: func(nomadsim.TaskStart) nomadsim.Behaviour {
+		return nomadsim.Behaviour{RunFor: time.Millisecond}
+	}})
+	const jobs = 120
+	for i := range jobs {
+		_, _, err := sim.Client().Jobs().Register(gang(fmt.Sprintf("j%d", i), 4, 1), nil)
+		must.NoError(t, err)
+	}
+	eventually(t, "every job is through", func() bool {
+		list, _, err := sim.Client().Jobs().List(nil)
+		must.NoError(t, err)
+		dead := 0
+		for _, j := range list {
+			if j.Status == "dead" {
+				dead++
+			}
+		}
+		return dead == jobs
+	})
+}

@@ -20,9 +20,13 @@ type broker struct {
 	waiting map[jobKey][]*wire.Evaluation
 	known   map[string]bool
 	delayed map[string]func()
-	paused  bool
-	closed  bool
-	busy    int
+	// out are the evaluations that the scheduler has; again are those of them that
+	// were woken meanwhile, to be let in once that run is over.
+	out    map[string]bool
+	again  map[string]*wire.Evaluation
+	paused bool
+	closed bool
+	busy   int
 }
 
 type jobKey struct{ namespace, id string }
@@ -30,7 +34,7 @@ type jobKey struct{ namespace, id string }
 func keyOf(e *wire.Evaluation) jobKey { return jobKey{e.Namespace, e.JobID} }
 
 func newBroker(c clock.Clock) *broker {
-	b := &broker{clock: c, running: map[jobKey]bool{}, waiting: map[jobKey][]*wire.Evaluation{}, known: map[string]bool{}, delayed: map[string]func(){}}
+	b := &broker{clock: c, running: map[jobKey]bool{}, waiting: map[jobKey][]*wire.Evaluation{}, known: map[string]bool{}, out: map[string]bool{}, again: map[string]*wire.Evaluation{}, delayed: map[string]func(){}}
 	b.cond = sync.NewCond(&b.mu)
 	return b
 }
@@ -57,10 +61,21 @@ func (h *evalHeap) Pop() any {
 func (b *broker) enqueue(e *wire.Evaluation) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.known[e.ID] {
+	if b.closed {
+		return
+	}
+	if b.known[e.ID] {
+		if b.out[e.ID] {
+			b.again[e.ID] = e
+		}
 		return
 	}
 	b.known[e.ID] = true
+	b.take(e)
+}
+
+// take admits a known evaluation, now or when its time comes.
+func (b *broker) take(e *wire.Evaluation) {
 	wait := e.Wait
 	if !e.WaitUntil.IsZero() {
 		wait = e.WaitUntil.Sub(b.clock.Now())
@@ -105,7 +120,9 @@ func (b *broker) next() *wire.Evaluation {
 		return nil
 	}
 	b.busy++
-	return heap.Pop(&b.ready).(*wire.Evaluation)
+	e := heap.Pop(&b.ready).(*wire.Evaluation)
+	b.out[e.ID] = true
+	return e
 }
 
 // done lets the job's next evaluation in, and returns those that it makes unneeded.
@@ -114,6 +131,7 @@ func (b *broker) done(e *wire.Evaluation) (unneeded []*wire.Evaluation) {
 	defer b.mu.Unlock()
 	b.busy--
 	delete(b.known, e.ID)
+	delete(b.out, e.ID)
 	k := keyOf(e)
 	delete(b.running, k)
 	list := b.waiting[k]
@@ -132,6 +150,11 @@ func (b *broker) done(e *wire.Evaluation) (unneeded []*wire.Evaluation) {
 			}
 		}
 		b.admit(list[newest])
+	}
+	if again := b.again[e.ID]; again != nil {
+		delete(b.again, e.ID)
+		b.known[e.ID] = true
+		b.take(again)
 	}
 	b.cond.Broadcast()
 	return unneeded

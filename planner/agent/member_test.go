@@ -19,6 +19,8 @@ type members struct {
 	mu sync.Mutex
 	// started counts every rank that was launched, by gang and attempt.
 	started map[string]int
+	// plain counts the starts of tasks of other drivers, by job.
+	plain map[string]int
 	// launched is when each allocation's rank was.
 	launched map[string]time.Time
 	// act says what a member's ranks do, by the arguments of its task:
@@ -29,7 +31,7 @@ type members struct {
 }
 
 func newMembers() *members {
-	return &members{started: map[string]int{}, launched: map[string]time.Time{}}
+	return &members{started: map[string]int{}, plain: map[string]int{}, launched: map[string]time.Time{}}
 }
 
 func (m *members) launches(gang string, attempt int) int {
@@ -38,10 +40,22 @@ func (m *members) launches(gang string, attempt int) int {
 	return m.started[fmt.Sprintf("%s/%d", gang, attempt)]
 }
 
+func (m *members) plainStarts(job string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.plain[job]
+}
+
 // script is what tasks under Muster's driver do on virtual nodes.
 func (m *members) script(s nomadsim.TaskStart) nomadsim.Behaviour {
 	if s.Task.Driver != contract.DriverName {
-		return nomadsim.DefaultScript(s)
+		b := nomadsim.DefaultScript(s)
+		b.OnStart = func(*nomadsim.Task) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.plain[s.Alloc.JobID]++
+		}
+		return b
 	}
 	v := &virtualMember{members: m, start: s, act: map[string]string{}}
 	if args, ok := s.Task.Config["args"].([]any); ok {
