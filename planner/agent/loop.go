@@ -1,19 +1,26 @@
 package agent
 
 import (
+	"cmp"
 	"context"
-	"sort"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
-	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
 
 // leastPause between two looks at a gang that wants to be woken at once.
 const leastPause = 20 * time.Millisecond
+
+// leastRest between two decisions gathers news that come together; a decision
+// that took longer is followed by as long a rest, so that deciding never takes
+// more than half of the loop's time.
+const leastRest = 2 * time.Millisecond
 
 // loop runs until ctx ends; what it starts is counted in wg.
 func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
@@ -54,6 +61,8 @@ func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
 			a.carry(ctx, plan, time.Now(), run)
 			a.state.cycles++
 			a.state.lastCycle, a.state.lastTook = start, took
+			end := time.Now()
+			a.state.nextCycle = end.Add(max(end.Sub(now), leastRest))
 			a.metrics.cycle.Observe(took.Seconds())
 			a.mu.Unlock()
 		}
@@ -93,25 +102,32 @@ func (a *Agent) took(e *entry, o outcome) {
 	} else {
 		e.gang.Step(o.done)
 	}
+	starting := e.starting != nil
 	e.busy, e.dirty, e.starting = false, true, nil
 	if o.done.Err != nil {
 		a.log.Warn("an effect failed", "gang", e.gang.ID.String(), "error", o.done.Err)
 	}
-	if e.gang.Saved.Attempt != attempt || e.gang.Saved.Phase != e.phase {
+	moved := e.gang.Saved.Attempt != attempt || e.gang.Saved.Phase != e.phase
+	if moved {
 		a.state.reclaim(e.key)
 	}
-	a.state.decideSoon = true
+	// Nothing else that a gang does by itself changes what the core decides.
+	if moved || starting || o.done.Err != nil || o.reloaded != nil {
+		a.state.decideSoon = true
+	}
 }
 
 // step looks at every gang that something happened to, or that wants to be
 // woken.
 func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []lifecycle.Effect)) {
 	s := &a.state
-	for _, key := range s.order() {
-		e := s.gangs[key]
+	for _, e := range s.order() {
 		due := !e.gang.Wake.IsZero() && !now.Before(e.gang.Wake)
 		if e.busy || !e.dirty && !due {
 			continue
+		}
+		if e.gang.Saved.Phase == lifecycle.Waiting {
+			s.decideSoon = true
 		}
 		seen := s.seen(e, now)
 		e.evals, e.reports, e.fresh, e.dirty = nil, nil, false, false
@@ -123,7 +139,7 @@ func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []life
 			}
 		}
 		effects := e.gang.Step(seen)
-		if due && e.gang.Saved.Phase == lifecycle.Waiting || e.gang.Saved.Phase != phase {
+		if e.gang.Saved.Phase != phase {
 			s.decideSoon = true
 		}
 		if !e.gang.Wake.IsZero() && e.gang.Wake.Before(now.Add(leastPause)) {
@@ -140,19 +156,22 @@ func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []life
 }
 
 // order is the order in which gangs are stepped: by name, so that a run can be
-// told again.
-func (s *state) order() []picture.Key {
-	keys := make([]picture.Key, 0, len(s.gangs))
-	for k := range s.gangs {
-		keys = append(keys, k)
+// told again. The list is never changed.
+func (s *state) order() []*entry {
+	if s.ordered == nil {
+		s.ordered = s.byName()
 	}
-	sort.Slice(keys, func(i, j int) bool {
-		if keys[i].Namespace != keys[j].Namespace {
-			return keys[i].Namespace < keys[j].Namespace
-		}
-		return keys[i].Job < keys[j].Job
+	return s.ordered
+}
+
+// byName is order for those who may only read.
+func (s *state) byName() []*entry {
+	if s.ordered != nil {
+		return s.ordered
+	}
+	return slices.SortedFunc(maps.Values(s.gangs), func(a, b *entry) int {
+		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Job, b.key.Job))
 	})
-	return keys
 }
 
 // observe follows a gang's way from outside: its reports while it is on its
@@ -196,17 +215,14 @@ func (a *Agent) forget(e *entry) {
 		e.watch()
 	}
 	delete(a.state.gangs, e.key)
+	a.state.ordered = nil
 	a.state.reclaim(e.key)
 }
 
 // due tells whether it is time to decide.
 func (a *Agent) due(now time.Time) bool {
 	s := &a.state
-	since := now.Sub(s.lastCycle)
-	if since < s.lastTook { // at most half of the time is spent deciding
-		return false
-	}
-	return s.decideSoon || since >= a.slow
+	return !now.Before(s.nextCycle) && (s.decideSoon || now.Sub(s.lastCycle) >= a.slow)
 }
 
 // next is how long the loop may sleep.
@@ -221,7 +237,7 @@ func (a *Agent) next(now time.Time) time.Duration {
 	if !s.whole || !s.loaded || !s.contact.OK {
 		return wait
 	}
-	for _, e := range s.gangs {
+	for _, e := range s.order() {
 		if !e.busy && !e.gang.Wake.IsZero() {
 			sooner(e.gang.Wake)
 		}
@@ -230,7 +246,7 @@ func (a *Agent) next(now time.Time) time.Duration {
 		}
 	}
 	if s.decideSoon {
-		sooner(s.lastCycle.Add(s.lastTook))
+		sooner(s.nextCycle)
 	}
 	return wait
 }
@@ -276,8 +292,15 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 		a.notCarried(resize.Gang, "a running gang's size cannot be changed yet: "+resize.Why)
 	}
 	a.describe(ctx, now, run)
-	a.metrics.state(s, now)
+	if now.Sub(s.gaugesAt) >= gaugesEvery {
+		s.gaugesAt = now
+		a.metrics.state(s, now)
+	}
 }
+
+// gaugesEvery is how often the gauges are renewed at most: it takes as long as
+// there are gangs.
+const gaugesEvery = 200 * time.Millisecond
 
 // notCarried marks a decision that this service cannot carry out.
 func (a *Agent) notCarried(id core.GangID, text string) {

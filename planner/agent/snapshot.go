@@ -20,8 +20,7 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 	s.decideSoon = false
 	cfg := a.config.Current()
 	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused}
-	for _, key := range s.order() {
-		e := s.gangs[key]
+	for _, e := range s.order() {
 		g, ok := e.gang.Core(now)
 		if !ok {
 			continue

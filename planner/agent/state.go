@@ -27,6 +27,7 @@ type state struct {
 	byJob   map[picture.Key]map[string]*picture.Alloc
 	jobs    map[picture.Key]*picture.Job
 	gangs   map[picture.Key]*entry
+	ordered []*entry // gangs by name; nil: to be made anew
 
 	// submitters are those who registered a version through the API that the
 	// picture does not have yet.
@@ -39,6 +40,8 @@ type state struct {
 	cycles     int64
 	lastCycle  time.Time
 	lastTook   time.Duration
+	nextCycle  time.Time // the earliest
+	gaugesAt   time.Time
 	paused     string
 	cardsAt    time.Time // when cards were last counted
 }
@@ -218,7 +221,7 @@ func (s *state) job(key picture.Key, j *picture.Job) {
 func (s *state) add(key picture.Key) *entry {
 	id := contract.GangID{Region: s.set.Region, Namespace: key.Namespace, Job: key.Job}
 	e := &entry{key: key, gang: lifecycle.New(id, s.set), dirty: true}
-	s.gangs[key] = e
+	s.gangs[key], s.ordered = e, nil
 	return e
 }
 
@@ -265,10 +268,14 @@ func (s *state) claim(id string, a *picture.Alloc) {
 		c.Gang = core.GangID(a.Key().String())
 		c.Attempt, c.Member = e.gang.Saved.Attempt, max(a.NameIndex(), 0)
 	}
-	if i, ok := s.claims.at[id]; ok && sameClaim(&s.claims.values[i], &c) {
+	i, known := s.claims.at[id]
+	if known && sameClaim(&s.claims.values[i], &c) {
 		return
 	}
 	s.claims.put(id, c)
+	if e := s.gangs[a.Key()]; e != nil && !known && e.gang.Saved.Phase == lifecycle.Reserving {
+		return // what was asked for is there; it was counted as asked
+	}
 	s.decideSoon = true
 }
 

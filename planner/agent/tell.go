@@ -97,8 +97,7 @@ func (a *Agent) judge(v *core.Verdict, now time.Time) {
 // description in Nomad's UI, where a held job is labelled as failed otherwise.
 func (a *Agent) describe(_ context.Context, now time.Time, run func(*entry, []lifecycle.Effect)) {
 	s := &a.state
-	for _, key := range s.order() {
-		e := s.gangs[key]
+	for _, e := range s.order() {
 		if e.busy || e.dirty || !e.decided || e.gang.Saved.Phase != lifecycle.Waiting || now.Sub(e.reasonAt) < a.describeAfter || now.Sub(e.describedAt) < describeEvery || e.describedFor == e.verdict.Reason {
 			continue
 		}

@@ -22,8 +22,7 @@ func (a *Agent) Gangs() []view.Gang {
 	now := time.Now()
 	retention := a.config.Current().Retention
 	out := make([]view.Gang, 0, len(a.state.gangs))
-	for _, key := range a.state.order() {
-		e := a.state.gangs[key]
+	for _, e := range a.state.byName() {
 		if end := e.gang.Saved.End; end != nil && retention > 0 && now.Sub(end.At) > retention {
 			continue
 		}
