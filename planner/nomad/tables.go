@@ -119,11 +119,12 @@ func (t *tables) lines(batch [][]byte, levels []core.Level) (Delta, error) {
 			return d, fmt.Errorf("the event stream went back from index %d to %d: the servers were restored", t.seen, e.Index)
 		}
 		t.seen = e.Index
-		for _, event := range e.Events {
+		for i := range e.Events {
+			event := &e.Events[i]
 			if event.Topic == "Node" && event.Type == "AllocationUpdated" && t.nodes[event.Key] != nil {
 				continue // the node itself is the same; it comes along with each of its allocations
 			}
-			if err := t.event(&d, event.Topic, event.Type, event.Index, event.Payload, levels); err != nil {
+			if err := t.event(&d, event, levels); err != nil {
 				return d, err
 			}
 		}
@@ -133,20 +134,12 @@ func (t *tables) lines(batch [][]byte, levels []core.Level) (Delta, error) {
 }
 
 // event takes one event.
-func (t *tables) event(d *Delta, topic, kind string, index uint64, payload []byte, levels []core.Level) error {
-	var p struct {
-		Node, Allocation, Job json.RawMessage
-		Evaluation            *picture.WireEval
-		Deleted               bool
-	}
-	if err := json.Unmarshal(payload, &p); err != nil {
-		return fmt.Errorf("read %s event: %w", topic, err)
-	}
-	switch {
+func (t *tables) event(d *Delta, event *wireEvent, levels []core.Level) error {
+	switch topic, p := event.Topic, &event.Payload; {
 	case topic == "Node" && p.Node != nil:
-		return t.nodeEvent(d, kind, index, p.Node, levels)
+		return t.nodeEvent(d, event.Type, event.Index, p.Node, levels)
 	case topic == "Allocation" && p.Allocation != nil:
-		a, err := picture.DecodeAlloc(p.Allocation)
+		a, err := p.Allocation.Alloc()
 		if err != nil {
 			return err
 		}
@@ -155,7 +148,7 @@ func (t *tables) event(d *Delta, topic, kind string, index uint64, payload []byt
 		}
 		t.allocs[a.ID], d.Allocs[a.ID] = a, a
 	case topic == "Job" && p.Job != nil:
-		return t.jobEvent(d, p.Deleted, index, p.Job)
+		return t.jobEvent(d, p.Deleted, event.Index, p.Job)
 	case topic == "Evaluation" && p.Evaluation != nil:
 		e := p.Evaluation.Eval()
 		if j := t.jobs[picture.Key{Namespace: e.Namespace, Job: e.JobID}]; j != nil && j.Gang != nil {
@@ -193,19 +186,31 @@ func (t *tables) nodeEvent(d *Delta, kind string, index uint64, raw []byte, leve
 }
 
 func (t *tables) jobEvent(d *Delta, deleted bool, index uint64, raw []byte) error {
+	// Most events of a job tell of its status: its text is read when it is new.
+	var head picture.JobHead
+	if err := json.Unmarshal(raw, &head); err != nil {
+		return fmt.Errorf("read Job event: %w", err)
+	}
+	key := head.Key()
+	old := t.jobs[key]
+	if !deleted && (head.ModifyIndex <= t.jobsAt || old != nil && old.Index >= head.ModifyIndex || t.gone["job/"+key.String()] >= head.ModifyIndex) {
+		return nil
+	}
+	if !deleted && old != nil && old.JobModifyIndex == head.JobModifyIndex {
+		j := *old
+		j.Status, j.Stop, j.Index = head.Status, head.Stop, head.ModifyIndex
+		t.jobs[key], d.Jobs[key] = &j, &j
+		return nil
+	}
 	j, err := picture.DecodeJob(raw)
 	if err != nil {
 		return err
 	}
-	old := t.jobs[j.Key]
 	if deleted {
 		if index > t.jobsAt && (old == nil || old.Index < index) {
 			delete(t.jobs, j.Key)
 			d.Jobs[j.Key], t.gone["job/"+j.Key.String()] = nil, index
 		}
-		return nil
-	}
-	if j.Index <= t.jobsAt || old != nil && old.Index >= j.Index || t.gone["job/"+j.Key.String()] >= j.Index {
 		return nil
 	}
 	t.jobs[j.Key], d.Jobs[j.Key] = j, j

@@ -313,10 +313,19 @@ type wireEvents struct {
 	// Error is the last line of a stream that the server gives up: a slow reader
 	// fell out of its buffer.
 	Error  json.RawMessage
-	Events []struct {
-		Topic, Type, Key, Namespace string
-		Index                       uint64
-		Payload                     json.RawMessage
+	Events []wireEvent
+}
+
+// wireEvent is one event. Its payload is read in one go with the line; nodes and
+// jobs, which are read only where they are wanted, stay as they came.
+type wireEvent struct {
+	Topic, Type, Key, Namespace string
+	Index                       uint64
+	Payload                     struct {
+		Node, Job  json.RawMessage
+		Allocation *picture.WireAlloc
+		Evaluation *picture.WireEval
+		Deleted    bool
 	}
 }
 

@@ -1,6 +1,7 @@
 package picture
 
 import (
+	"cmp"
 	"encoding/json"
 
 	"github.com/nomad-muster/muster/planner/nomad/jobspec"
@@ -35,6 +36,16 @@ func DecodeJob(raw []byte) (*Job, error) {
 	}
 	return j, nil
 }
+
+// JobHead is what tells a version of a job from another.
+type JobHead struct {
+	ID, Namespace, Status       string
+	Stop                        bool
+	JobModifyIndex, ModifyIndex uint64
+}
+
+// Key is the job's.
+func (h *JobHead) Key() Key { return Key{cmp.Or(h.Namespace, "default"), h.ID} }
 
 func unread(raw []byte, why error) (*Job, error) {
 	var head struct {
