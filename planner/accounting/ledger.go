@@ -215,6 +215,11 @@ func (l *Ledger) load(ctx context.Context) error {
 // Close writes what waits, as far as the disk takes it within ctx, and closes
 // the ledger.
 func (l *Ledger) Close(ctx context.Context) error {
+	select {
+	case <-l.done:
+		return nil // it is closed
+	default:
+	}
 	err := l.Flush(ctx)
 	l.stop()
 	<-l.done

@@ -53,7 +53,12 @@ func (w *writer) reset() {
 
 // run writes until the ledger is closed.
 func (w *writer) run() {
-	defer w.conn.Close()
+	defer func() {
+		for _, s := range w.stmts {
+			_ = s.Close()
+		}
+		_ = w.conn.Close()
+	}()
 	pause := time.Second
 	for {
 		select {
