@@ -29,7 +29,7 @@ import (
 // seconds up to more than a year from now.
 var instants = func() []time.Duration {
 	var out []time.Duration
-	for d := 30 * time.Second; d < 400*24*time.Hour; d += d / 8 {
+	for d := 30 * time.Second; d < 400*24*time.Hour; d += (d / 8).Truncate(time.Second) {
 		out = append(out, d)
 	}
 	return out

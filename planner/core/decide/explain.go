@@ -452,7 +452,7 @@ func (c *cycle) moved(g *gang, p *core.Reservation) string {
 	}
 	for i := range c.gangs {
 		v := &c.gangs[i]
-		if l := c.limit(v); l > 0 && len(v.holds) > 0 && !v.Released.IsZero() && v.Released.Add(l).Before(c.now) {
+		if l := c.limit(v); l > 0 && len(v.holds) > 0 && !v.Released.IsZero() && !v.Released.Add(l).After(c.now) {
 			return fmt.Sprintf("%s runs over its time limit", v.ID)
 		}
 	}
