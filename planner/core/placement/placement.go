@@ -5,8 +5,11 @@
 //
 //  1. the required level: all members within one domain of it ("node": on one
 //     node; "nvlink": each member's cards within one NVLink domain). A node
-//     whose domain is not known is in nobody's;
+//     whose domain is not known is in nobody's, and only a gang that it holds
+//     alone is within one there;
 //  2. the fewest domains at each level, from the outside in, nodes last;
+//     where a gang has to be dealt over several domains of a level, or has
+//     several groups, the fewest further in for each part;
 //  3. of several domains that do equally well, the one that is left with the
 //     least room for more such members;
 //  4. of several nodes, the lowest score; see score.go: not suspect, NVLink,

@@ -10,12 +10,14 @@ import (
 
 // search is one attempt at placing.
 type search struct {
-	p    *Placer
-	r    *Request
-	o    *Option
-	opt  Options
-	used map[int32]bool // nodes taken, where no two members share one
-	slow bool           // some nodes are out: rooms are counted node by node
+	p      *Placer
+	r      *Request
+	o      *Option
+	opt    Options
+	used   map[int32]bool // nodes taken, where no two members share one
+	counts []int32        // scratch
+	steps  int            // left for placing groups together
+	slow   bool           // some nodes are out: rooms are counted node by node
 }
 
 // scope is a run of blocks.
@@ -25,6 +27,7 @@ type scope struct{ first, last int32 }
 type part struct {
 	scope
 	room, n int
+	inner   span // of its whole room, where that is asked
 	unknown bool
 }
 
@@ -38,7 +41,7 @@ func (s *search) prepare() {
 	for _, v := range s.o.views {
 		v.refresh()
 	}
-	s.slow = s.opt.Deny != nil
+	s.slow, s.steps = s.opt.Deny != nil, trySteps
 	if len(s.opt.Near) > 0 && (s.r.distinct || s.o.views[0].single) {
 		s.used = map[int32]bool{}
 		for _, n := range s.opt.Near {
@@ -94,17 +97,43 @@ func (s *search) run() []Member {
 		return s.oneNode()
 	case len(s.opt.Near) > 0:
 		return s.near()
-	case s.r.Required && s.r.Level >= 0:
-		return s.inDomains(s.r.Level)
 	case len(s.o.views) == 1 && !s.o.views[0].property():
+		if s.r.Required && s.r.Level >= 0 {
+			if m := s.inDomains(s.r.Level); m != nil || !s.unknown(s.r.Level) {
+				return m
+			}
+			return s.oneNode() // one node is within any level, known or not
+		}
 		return s.fill(everything)
 	}
-	for l := len(c.Levels) - 1; l >= 0; l-- {
+	// Several groups, or members bound to each other: the innermost domain that
+	// takes them all.
+	if !s.r.spread && len(s.o.views) > 1 {
+		if m := s.oneNode(); m != nil {
+			return m
+		}
+	}
+	outermost := 0
+	if s.r.Required {
+		outermost = max(0, s.r.Level)
+	}
+	for l := len(c.Levels) - 1; l >= outermost; l-- {
 		if m := s.inDomains(l); m != nil {
 			return m
 		}
 	}
-	return s.fill(everything)
+	if s.r.Required && s.r.Level >= 0 {
+		return nil
+	}
+	if m := s.fill(everything); m != nil {
+		return m
+	}
+	return s.together(everything)
+}
+
+// unknown tells whether the domain of some node is not known.
+func (s *search) unknown(level int) bool {
+	return slices.ContainsFunc(s.p.c.Levels[level].Domains, func(d cluster.Domain) bool { return d.Unknown })
 }
 
 // near adds members to a gang: in the innermost domain that it lies in and
@@ -139,7 +168,8 @@ func (s *search) near() []Member {
 func (s *search) inDomains(level int) []Member {
 	type candidate struct {
 		scope
-		bias, inner, left int
+		bias, left int
+		inner      span
 	}
 	var all []candidate
 	domains := s.p.c.Levels[level].Domains
@@ -167,10 +197,13 @@ func (s *search) inDomains(level int) []Member {
 		all = append(all, k)
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.bias, b.bias), cmp.Compare(a.inner, b.inner), cmp.Compare(a.left, b.left))
+		return cmp.Or(cmp.Compare(a.bias, b.bias), slices.Compare(a.inner[:], b.inner[:]), cmp.Compare(a.left, b.left))
 	})
 	for _, k := range all {
 		if m := s.fill(k.scope); m != nil {
+			return m
+		}
+		if m := s.together(k.scope); m != nil {
 			return m
 		}
 	}
@@ -202,17 +235,57 @@ func (s *search) bias(k scope) int {
 	return sum
 }
 
-// domains is the least number of domains, over all levels from the given one
-// inwards, that n members within a scope need.
-func (s *search) domains(v *view, level int, k scope, n int) int {
-	if level >= len(s.p.c.Levels) {
-		return 0
+// span counts the domains that members use at each level from some level
+// inwards, the nodes last. Levels beyond the seventh count as nodes.
+type span [8]int32
+
+// domains is the span of n members within a scope, from a level inwards.
+func (s *search) domains(v *view, level int, k scope, n int) span {
+	var out span
+	if level >= min(len(s.p.c.Levels), len(out)-1) {
+		out[0] = s.leastNodes(v, k, n)
+		return out
 	}
-	sum := 0
-	for _, part := range split(s.parts(v, level, k), n) {
-		sum += 1 + s.domains(v, level+1, part.scope, part.n)
+	for _, part := range s.split(v, level, s.parts(v, level, k), n) {
+		out[0]++
+		inner := s.domains(v, level+1, part.scope, part.n)
+		for i := range inner[:len(inner)-1] {
+			out[i+1] += inner[i]
+		}
 	}
-	return sum
+	return out
+}
+
+// leastNodes is the least number of nodes of a scope that take n members.
+func (s *search) leastNodes(v *view, k scope, n int) int32 {
+	largest := 0
+	for b := k.first; b < k.last; b++ {
+		largest = max(largest, int(v.most[b]))
+	}
+	switch {
+	case largest <= 1:
+		return int32(n)
+	case largest >= n && !s.slow:
+		return 1
+	}
+	largest = min(largest, n)
+	s.counts = append(s.counts[:0], make([]int32, largest+1)...)
+	for b := k.first; b < k.last; b++ {
+		if v.total[b] == 0 {
+			continue
+		}
+		block := &s.p.c.Blocks[b]
+		for m := block.First; m < block.First+block.Count; m++ {
+			s.counts[min(s.fit(v, m), largest)]++
+		}
+	}
+	nodes := int32(0)
+	for fit := largest; fit > 0 && n > 0; fit-- {
+		take := min(s.counts[fit], int32((n+fit-1)/fit))
+		nodes += take
+		n -= int(take) * fit
+	}
+	return nodes
 }
 
 // parts are the domains of a level within a scope that take any member. Nodes
@@ -232,10 +305,11 @@ func (s *search) parts(v *view, level int, k scope) []part {
 	return out
 }
 
-// split deals n members over the fewest domains: the largest are filled until
-// the rest fits into one, and that one is the smallest that takes it. Domains
-// that are not known come last.
-func split(parts []part, n int) []part {
+// split deals n members over the fewest domains of a level: the largest are
+// filled until the rest fits into one, and that one is the smallest that takes
+// it. Of equally large ones those come first that have their room within fewer
+// domains further in. Domains that are not known come last.
+func (s *search) split(v *view, level int, parts []part, n int) []part {
 	slices.SortStableFunc(parts, func(a, b part) int {
 		if a.unknown != b.unknown {
 			if a.unknown {
@@ -245,6 +319,19 @@ func split(parts []part, n int) []part {
 		}
 		return cmp.Compare(b.room, a.room)
 	})
+	if len(parts) > 0 && parts[0].room < n {
+		for i := range parts {
+			if i > 0 && parts[i-1].room == parts[i].room || i+1 < len(parts) && parts[i+1].room == parts[i].room {
+				parts[i].inner = s.domains(v, level+1, parts[i].scope, parts[i].room)
+			}
+		}
+		slices.SortStableFunc(parts, func(a, b part) int {
+			if a.unknown || b.unknown {
+				return 0
+			}
+			return cmp.Or(cmp.Compare(b.room, a.room), slices.Compare(a.inner[:], b.inner[:]))
+		})
+	}
 	var out []part
 	for i := range parts {
 		if parts[i].room >= n {
@@ -269,6 +356,14 @@ func split(parts []part, n int) []part {
 func (s *search) fill(k scope) []Member {
 	mark := s.p.c.Mark()
 	var members []Member
+	var used []int32
+	fail := func() []Member {
+		s.p.c.Rollback(mark)
+		for _, n := range used {
+			delete(s.used, n)
+		}
+		return nil
+	}
 	for at, i := range s.o.order {
 		v := s.o.views[i]
 		if at > 0 {
@@ -285,8 +380,7 @@ func (s *search) fill(k scope) []Member {
 			picks = s.deal(v, 0, k, n)
 		}
 		if picks == nil {
-			s.p.c.Rollback(mark)
-			return nil
+			return fail()
 		}
 		if members == nil {
 			members = make([]Member, 0, n)
@@ -294,12 +388,12 @@ func (s *search) fill(k scope) []Member {
 		for _, pick := range picks {
 			if s.r.distinct {
 				s.used[pick.node] = true
+				used = append(used, pick.node)
 			}
 			for range pick.members {
 				m, ok := s.take(v, pick.node)
 				if !ok {
-					s.p.c.Rollback(mark)
-					return nil
+					return fail()
 				}
 				m.Group = i
 				members = append(members, m)
@@ -325,7 +419,7 @@ func (s *search) deal(v *view, level int, k scope, n int) []pick {
 		return s.nodes(v, k, n)
 	}
 	parts := s.parts(v, level, k)
-	best, inner, bias := -1, 0, 0
+	best, inner, bias := -1, span{}, 0
 	for i := range parts {
 		if parts[i].room < n || parts[i].unknown {
 			continue
@@ -334,7 +428,7 @@ func (s *search) deal(v *view, level int, k scope, n int) []pick {
 		if s.opt.Bias != nil {
 			b = s.bias(parts[i].scope)
 		}
-		if best < 0 || cmp.Or(cmp.Compare(b, bias), cmp.Compare(in, inner), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
+		if best < 0 || cmp.Or(cmp.Compare(b, bias), slices.Compare(in[:], inner[:]), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
 			best, inner, bias = i, in, b
 		}
 	}
@@ -342,7 +436,7 @@ func (s *search) deal(v *view, level int, k scope, n int) []pick {
 		return s.deal(v, level+1, parts[best].scope, n)
 	}
 	var out []pick
-	for _, part := range split(parts, n) {
+	for _, part := range s.split(v, level, parts, n) {
 		picks := s.deal(v, level+1, part.scope, part.n)
 		if picks == nil {
 			return nil
