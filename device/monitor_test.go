@@ -499,7 +499,7 @@ func TestSharedCards(t *testing.T) {
 		res, err := r.plugin.Reserve(context.Background(), []string{whole + "::2"})
 		must.NoError(t, err)
 		must.Eq(t, map[string]string{"NVIDIA_VISIBLE_DEVICES": whole, "CUDA_VISIBLE_DEVICES": whole, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
-			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M"}, res.Env)
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M", contract.EnvCardsShared: "1"}, res.Env)
 		must.Eq(t, []nomad.Mount{{TaskPath: "/tmp/nvidia-mps", HostPath: "/tmp/nvidia-mps"}}, res.Mounts)
 		res, err = r.plugin.Reserve(context.Background(), []string{whole + "::2", whole + "::3"})
 		must.NoError(t, err)

@@ -41,6 +41,11 @@ func (c *Config) share(s *card.Scan) {
 			part.Attributes[contract.AttrReplicas] = nomad.Int(int64(rule.Replicas), "")
 			// The whole card's counters, processes and links are told once, at
 			// the card itself; its faults reach each share all the same.
+			part.Grant.Env = maps.Clone(part.Grant.Env)
+			if part.Grant.Env == nil {
+				part.Grant.Env = map[string]string{}
+			}
+			part.Grant.Env[contract.EnvCardsShared] = "1" // the driver does not take another share's ranks for strangers
 			part.Counters, part.Processes, part.Odometer, part.Up, part.Links = nil, nil, 0, nil, nil
 			if rule.MPS {
 				part.Grant = withMPS(part.Grant, *rule, part.Attributes[contract.AttrMemory])
@@ -66,9 +71,6 @@ func (c *Config) shareOf(whole *card.Card) *Share {
 // withMPS bounds a share's part of the card through the site's MPS daemon.
 func withMPS(g card.Grant, rule Share, memory nomad.Attribute) card.Grant {
 	g.Env = maps.Clone(g.Env)
-	if g.Env == nil {
-		g.Env = map[string]string{}
-	}
 	g.Env["CUDA_MPS_PIPE_DIRECTORY"] = rule.PipeDirectory
 	g.Env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = fmt.Sprint(100 / rule.Replicas)
 	if memory.Int != nil {

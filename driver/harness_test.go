@@ -78,6 +78,7 @@ type trial struct {
 	gang    contract.GangID
 	members []*trialMember
 	record  contract.Record
+	want    float64   // bandwidth between members, Gbit/s
 	events  *sync.Map // alloc -> *[]string
 	mu      *sync.Mutex
 }
@@ -244,7 +245,7 @@ func (tr *trial) startMember(m *trialMember) {
 // place writes the placed record of an attempt.
 func (tr *trial) place(attempt int) {
 	tr.t.Helper()
-	tr.record = contract.Record{V: contract.RecordVersion, Gang: tr.gang, Attempt: attempt, Phase: contract.PhasePlaced}
+	tr.record = contract.Record{V: contract.RecordVersion, Gang: tr.gang, Attempt: attempt, Phase: contract.PhasePlaced, MinBandwidth: tr.want}
 	for i, m := range tr.members {
 		tr.record.Members = append(tr.record.Members, contract.Member{Index: i, Alloc: m.cfg.AllocID, Task: m.cfg.Name, Group: m.cfg.TaskGroupName, Node: m.cfg.NodeName})
 	}
@@ -370,7 +371,7 @@ func (tr *trial) checkShims() {
 // included.
 func (tr *trial) gone(m *trialMember) {
 	tr.t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(15 * time.Second)
 	for {
 		left, err := isolation.WithEntry("NOMAD_ALLOC_ID=" + m.cfg.AllocID)
 		must.NoError(tr.t, err)

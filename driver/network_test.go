@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/nomad-muster/muster/driver/rendezvous/rendezvoustest"
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/nomadplugin/driver"
 )
 
 // lab is two hosts of our own, network namespaces on one bridge, each with an
@@ -76,7 +78,7 @@ func (l *lab) link(i int, state string) {
 
 // trial makes a gang with a member on each host, each under a plugin whose
 // supervisors live in the host's namespace.
-func (l *lab) trial(config map[string]any) []*trial {
+func (l *lab) trial(config map[string]any, change ...func(*driver.TaskConfig)) []*trial {
 	base := newTrial(l.t, 0, nil)
 	base.planner = l.agent.Planner(l.t, base.gang)
 	self, err := os.Executable()
@@ -90,6 +92,9 @@ func (l *lab) trial(config map[string]any) []*trial {
 		tr.plugin.binary = script
 		tr.followEvents(tr.plugin)
 		tr.members = []*trialMember{newMember(l.t, taskConfig(l.t, tr.gang, fmt.Sprintf("n%d", i), config))}
+		for _, c := range change {
+			c(tr.members[0].cfg)
+		}
 		l.t.Cleanup(tr.destroy)
 		tr.start()
 		out = append(out, &tr)
@@ -102,6 +107,92 @@ func joined(hosts []*trial) *trial {
 	all := *hosts[0]
 	all.members = []*trialMember{hosts[0].members[0], hosts[1].members[0]}
 	return &all
+}
+
+// refusal waits until a member was refused, and gives its first problem.
+func (tr *trial) refusal(m *trialMember) contract.Problem {
+	tr.t.Helper()
+	key := m.cfg.AllocID + ".train"
+	all := tr.planner.Await(tr.ctx, 1, "refused", func(all map[string]contract.Report) bool { return all[key].State == contract.StateRefused })
+	return all[key].Problems[0]
+}
+
+// mgmt gives the hosts a second interface, with the default route, and leaves
+// data0 IPv6 alone, as a fabric apart from the rest has it.
+func (l *lab) mgmt() {
+	for i := 1; i <= 2; i++ {
+		host, outside := l.host(i), fmt.Sprintf("%sw%d", l.prefix, i)
+		must.NoError(l.t, l.ip("-n", host, "addr", "del", fmt.Sprintf("%s.%d/24", l.net, i+10), "dev", "data0"))
+		must.NoError(l.t, l.ip("link", "add", outside, "type", "veth", "peer", "name", "mgmt0", "netns", host))
+		must.NoError(l.t, l.ip("link", "set", outside, "master", l.prefix+"b", "up"))
+		must.NoError(l.t, l.ip("-n", host, "addr", "add", fmt.Sprintf("%s.%d/24", l.net, i+20), "dev", "mgmt0"))
+		must.NoError(l.t, l.ip("-n", host, "link", "set", "mgmt0", "up"))
+		must.NoError(l.t, l.ip("-n", host, "route", "add", "default", "via", l.net+".1"))
+	}
+}
+
+// Hosts with several interfaces: ranks meet on the one that is named, over
+// IPv6, with torchrun's store and gloo's connections, although the default
+// route and all of IPv4 are on another.
+func TestGangOverIPv6OnOneOfSeveralInterfaces(t *testing.T) {
+	needTorch(t)
+	l := newLab(t)
+	t.Parallel()
+	l.mgmt()
+	hosts := l.trial(map[string]any{"script": "local/allreduce.py", "nproc_per_node": 1}, withExample(t, "allreduce.py"))
+	gang := joined(hosts)
+	gang.place(1)
+	gang.freeze()
+	for i, m := range gang.record.Members {
+		must.StrHasPrefix(t, "fd77:", m.Address)
+		must.StrHasSuffix(t, fmt.Sprintf("::%d", i+11), m.Address)
+	}
+	gang.planner.Write(gang.record)
+	for _, h := range hosts {
+		must.Eq(t, 0, h.wait(0).ExitCode)
+		h.members[0].log.await(t, h.ctx, "over 2 ranks, every sum right")
+	}
+}
+
+// A way between hosts that is slower than the gang asks for is refused by name,
+// from the side that sends; the same gang meets where it is fast enough.
+func TestSlowLinkIsRefusedByName(t *testing.T) {
+	if _, err := exec.LookPath("tc"); err != nil {
+		t.Skip("no tc command (Debian: iproute2)")
+	}
+	l := newLab(t)
+	t.Parallel()
+	out, err := exec.Command("tc", "-n", l.host(2), "qdisc", "add", "dev", "data0", "root", "tbf", "rate", "20mbit", "burst", "32kb", "latency", "50ms").CombinedOutput()
+	if err != nil {
+		t.Skipf("no link can be made slow here: %v: %s", err, out)
+	}
+	hosts := l.trial(ranksConfig(t, "-steps", "5"))
+	gang := joined(hosts)
+	gang.want = 0.1
+	gang.place(1)
+	p := gang.refusal(gang.members[1])
+	must.Eq(t, "bandwidth", p.What)
+	must.Eq(t, "n1", p.Peer)
+	must.True(t, p.Site)
+	must.StrContains(t, p.Text, "interface data0) to member 0 on n1")
+	must.StrContains(t, p.Text, "muster_min_bandwidth asks for 0.1")
+	must.RegexMatch(t, regexp.MustCompile(`is 0\.0(1|2)\d* Gbit/s`), p.Text)
+	// n1 sends to n2 as fast as ever: only the slow way is to blame.
+	key := gang.members[0].cfg.AllocID + ".train"
+	gang.planner.Await(gang.ctx, 1, "the other is ready", func(all map[string]contract.Report) bool { return all[key].State == contract.StateReady })
+}
+
+func TestBandwidthThatIsThere(t *testing.T) {
+	l := newLab(t)
+	t.Parallel()
+	hosts := l.trial(ranksConfig(t, "-steps", "3"))
+	gang := joined(hosts)
+	gang.want = 0.1
+	gang.place(1)
+	gang.release()
+	for _, h := range hosts {
+		must.Eq(t, 0, h.wait(0).ExitCode)
+	}
 }
 
 func TestGangAcrossHosts(t *testing.T) {
@@ -167,7 +258,7 @@ func TestHostVanishesAndReturns(t *testing.T) {
 	x := hosts[0].exit(0)
 	must.Eq(t, contract.OutcomePeer, x.Outcome)
 	must.StrContains(t, x.Text, "member 1 on n2 vanished")
-	must.Less(t, 30*time.Second, time.Since(cut))
+	must.Less(t, 45*time.Second, time.Since(cut)) // 27 s, and a busy machine
 	select {
 	case <-hosts[1].task(0).done:
 		t.Fatal("a host that is cut off by itself stops nothing")

@@ -3,8 +3,10 @@ package driver
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/nomad-muster/muster/driver/rendezvous/rendezvoustest"
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/nomadplugin/base"
+	"github.com/nomad-muster/muster/internal/nomadplugin/device"
 	"github.com/nomad-muster/muster/internal/nomadplugin/driver"
 )
 
@@ -106,6 +109,59 @@ func TestPreflightRefusesWithReasons(t *testing.T) {
 			must.StrContains(t, all[key].Problems[0].Text, c.text)
 		})
 	}
+}
+
+// A card that somebody else computes on is refused with the process named, and
+// one that a stranger uses at the end is told before it goes back.
+func TestCardsThatOthersUse(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	var paths []string
+	for name, minor := range map[string]uint32{"nvidia0": 7, "nvidia-uvm": 5} { // /dev/full, /dev/zero
+		path := filepath.Join(dir, name)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, minor))); err != nil {
+			t.Skip("no device node may be made here: ", err)
+		}
+		paths = append(paths, path)
+	}
+	stranger := func() (pid int, end func()) {
+		out := filepath.Join(dir, randomID())
+		cmd := exec.Command("/bin/sh", "-c", `exec 3<"$1" 4<"$2"; echo > "$3"; exec sleep 300`, "s", paths[0], paths[1], out)
+		must.NoError(t, cmd.Start())
+		for _, err := os.Stat(out); err != nil; _, err = os.Stat(out) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+		t.Cleanup(end)
+		return cmd.Process.Pid, end
+	}
+	hand := func(cfg *driver.TaskConfig) {
+		cfg.DeviceEnv = map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+		cfg.Env["NVIDIA_VISIBLE_DEVICES"] = "GPU-0"
+		for _, path := range paths {
+			cfg.Devices = append(cfg.Devices, device.DeviceNode{TaskPath: path, HostPath: path, Permissions: "rw"})
+		}
+	}
+	config := map[string]any{"launcher": "ranks", "command": []any{"/bin/sh", "-c", "echo up; sleep 300"}, "isolation": "none"}
+
+	pid, end := stranger()
+	tr := newTrial(t, 1, config, hand)
+	tr.start()
+	tr.place(1)
+	p := tr.refusal(tr.members[0])
+	must.Eq(t, "cards", p.What)
+	must.True(t, p.Site)
+	must.StrContains(t, p.Text, fmt.Sprintf("on n1 process %d (sleep, user 0) holds %s", pid, dir))
+	end()
+
+	tr = newTrial(t, 1, config, hand)
+	tr.run()
+	tr.members[0].log.await(t, tr.ctx, "up")
+	pid, end = stranger()
+	must.NoError(t, tr.plugin.StopTask(tr.members[0].cfg.ID, time.Second, ""))
+	tr.awaitEvent(tr.members[0], fmt.Sprintf("process %d (sleep, user 0) holds %s", pid, dir))
+	tr.awaitEvent(tr.members[0], "after the task's own processes are gone")
+	end()
 }
 
 // C13: what ranks see of cards, from a rank's own environment.

@@ -1,12 +1,15 @@
 package shim
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"time"
 
+	"github.com/nomad-muster/muster/driver/bandwidth"
 	"github.com/nomad-muster/muster/driver/member"
 )
 
@@ -20,10 +23,18 @@ type peerState struct {
 	At      time.Time `json:"at"`
 }
 
+// peerAsk is what a peer may ask for after it has read the state: one line of
+// JSON. One that asks for nothing just leaves.
+type peerAsk struct {
+	// Take what comes then, and answer how fast it came; see package bandwidth.
+	Take bool `json:"take,omitempty"`
+}
+
 // peerServer answers peers that ask whether this member still lives.
 type peerServer struct {
 	listener net.Listener
 	port     int
+	taking   chan struct{} // bounds the measurements at once
 }
 
 func servePeers(address string, state func() peerState) (*peerServer, error) {
@@ -31,21 +42,37 @@ func servePeers(address string, state func() peerState) (*peerServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for peers on %s: %w", address, err)
 	}
-	p := &peerServer{l, l.Addr().(*net.TCPAddr).Port}
+	p := &peerServer{l, l.Addr().(*net.TCPAddr).Port, make(chan struct{}, 2*bandwidth.Streams(math.Inf(1)))}
 	go func() {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go func() {
-				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
-				_ = json.NewEncoder(conn).Encode(state())
-			}()
+			go p.serve(conn, state)
 		}
 	}()
 	return p, nil
+}
+
+func (p *peerServer) serve(conn net.Conn, state func() peerState) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if json.NewEncoder(conn).Encode(state()) != nil {
+		return
+	}
+	in := bufio.NewReaderSize(conn, 512)
+	line, err := in.ReadSlice('\n')
+	var ask peerAsk
+	if err != nil || json.Unmarshal(line, &ask) != nil || !ask.Take {
+		return
+	}
+	select {
+	case p.taking <- struct{}{}:
+		_ = bandwidth.Take(conn, in)
+		<-p.taking
+	default: // whoever asks for more than the most is no member
+	}
 }
 
 func (p *peerServer) close() { p.listener.Close() }

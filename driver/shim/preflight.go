@@ -91,6 +91,11 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	s.port, s.addr, s.python = r.Port, r.Address, r.Python
 	s.mu.Unlock()
 	report.Problems = append(report.Problems, s.checkAsUser()...)
+	report.Problems = append(report.Problems, s.checkHolders(ctx)...)
+	if a.Record.MinBandwidth > 0 && len(a.Record.Members) > 1 && s.spec.Rendezvous != contract.RendezvousConsul {
+		report.Problems = append(report.Problems, contract.Problem{What: "bandwidth", Site: true,
+			Text: fmt.Sprintf("%s cannot be probed from %s: without Consul members do not see each other", contract.MetaMinBandwidth, s.spec.Node)})
+	}
 	if len(report.Problems) == 0 {
 		report.Problems = append(report.Problems, s.siteCommand()...)
 	}
@@ -148,7 +153,7 @@ func (s *supervisor) checkPeers(a member.Preflight) []contract.Problem {
 		sight, seen := s.sight, s.seen
 		s.mu.Unlock()
 		missing := 0
-		for _, peer := range s.peersToTry(a, sight) {
+		for _, peer := range s.peersToTry(a) {
 			key := rendezvous.MemberKey(peer.Alloc, peer.Task)
 			r, there := sight.Reports[key]
 			if !there || r.Supervisor == 0 && r.State != contract.StateRefused && r.State != contract.StateEnded {
@@ -180,6 +185,9 @@ func (s *supervisor) checkPeers(a member.Preflight) []contract.Problem {
 		}
 	}
 	wg.Wait()
+	if len(problems) == 0 {
+		problems = s.checkBandwidth(a)
+	}
 	slices.SortFunc(problems, func(a, b contract.Problem) int { return strings.Compare(a.Peer+a.Text, b.Peer+b.Text) })
 	return problems
 }
@@ -196,25 +204,31 @@ func (s *supervisor) stillPlaced(attempt int) bool {
 	return r.Phase == contract.PhasePlaced || joins && r.Phase == contract.PhaseReleased
 }
 
-// peersToTry gives the members of this one's world that it tries to reach.
-func (s *supervisor) peersToTry(a member.Preflight, sight rendezvous.Sight) []contract.Member {
+// worldOf gives the members of this one's world, itself included.
+func (s *supervisor) worldOf(a member.Preflight) []contract.Member {
 	var world []contract.Member
-	own := -1
 	for _, m := range a.Record.Members {
-		if m.Index == a.Member {
-			own = len(world)
-		} else if s.spec.World() == s.spec.Group && m.Group != s.spec.Group {
-			continue // another group has a world of its own
+		if m.Index == a.Member || s.spec.World() != s.spec.Group || m.Group == s.spec.Group {
+			world = append(world, m) // another group has a world of its own
 		}
-		world = append(world, m)
 	}
+	return world
+}
+
+// peersToTry gives the members of this one's world that it tries to reach, the
+// one that it probes among them.
+func (s *supervisor) peersToTry(a member.Preflight) []contract.Member {
+	world := s.worldOf(a)
+	own := slices.IndexFunc(world, func(m contract.Member) bool { return m.Index == a.Member })
 	if own < 0 {
 		return nil
 	}
+	probed, probes := s.nextNode(a)
+	probes = probes && a.Record.MinBandwidth > 0
 	var out []contract.Member
 	for i, m := range world {
 		distance := (i - own + len(world)) % len(world)
-		if i != own && (len(world) <= allPeers || distance <= nextPeers || i == 0) {
+		if i != own && (len(world) <= allPeers || distance <= nextPeers || i == 0 || probes && m.Index == probed.Index) {
 			out = append(out, m)
 		}
 	}
@@ -225,13 +239,7 @@ func (s *supervisor) peersToTry(a member.Preflight, sight rendezvous.Sight) []co
 // use, and compares clocks.
 func (s *supervisor) tryPeer(peer contract.Member, r contract.Report) *contract.Problem {
 	where := net.JoinHostPort(r.Address, strconv.Itoa(r.Supervisor))
-	s.mu.Lock()
-	own := s.addr
-	s.mu.Unlock()
-	dialer := net.Dialer{Timeout: 2 * time.Second}
-	if own.IP.IsValid() && own.IP.Is4() == !strings.Contains(r.Address, ":") {
-		dialer.LocalAddr = &net.TCPAddr{IP: own.IP.AsSlice(), Zone: own.IP.Zone()}
-	}
+	dialer, own := s.peerDialer(r.Address)
 	var last error
 	for deadline := time.Now().Add(peerTime); ; {
 		state, sent, err := askState(s.ctx, dialer, where)
@@ -254,6 +262,18 @@ func (s *supervisor) tryPeer(peer contract.Member, r contract.Report) *contract.
 		case <-s.ctx.Done():
 		}
 	}
+}
+
+// peerDialer dials peers from the address that the ranks will use.
+func (s *supervisor) peerDialer(to string) (net.Dialer, preflight.Address) {
+	s.mu.Lock()
+	own := s.addr
+	s.mu.Unlock()
+	dialer := net.Dialer{Timeout: 2 * time.Second}
+	if own.IP.IsValid() && own.IP.Is4() == !strings.Contains(to, ":") {
+		dialer.LocalAddr = &net.TCPAddr{IP: own.IP.AsSlice(), Zone: own.IP.Zone()}
+	}
+	return dialer, own
 }
 
 // askState asks a supervisor who it is; sent is the middle of the exchange.

@@ -495,6 +495,7 @@ func (s *supervisor) clear() {
 			s.tell(fmt.Sprintf("the task's processes cannot all be ended, so its cards stay taken: %v", err))
 		}
 	}
+	s.cardsFree()
 	kills := 0
 	if s.cgroup != nil {
 		kills = s.cgroup.OOMKills()

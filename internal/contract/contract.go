@@ -77,6 +77,7 @@ const (
 	EnvCheckpointDir = "MUSTER_CHECKPOINT_DIR" // the task's checkpoint setting
 	EnvDeadline      = "MUSTER_DEADLINE"       // RFC 3339; absent without a time limit
 	EnvTask          = "MUSTER_TASK"           // the task's id: tells a task's processes from all others
+	EnvCardsShared   = "MUSTER_CARDS_SHARED"   // "1" from the device plugin: others may use the cards at the same time
 )
 
 // Exit codes that a task ends with in Nomad where no rank's own code says how

@@ -1,0 +1,105 @@
+package bandwidth
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/shoenig/test/must"
+)
+
+// taker listens and takes on each connection.
+func taker(t *testing.T, through func(net.Conn) io.Reader) net.Addr {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_ = Take(conn, through(conn))
+			}()
+		}
+	}()
+	return l.Addr()
+}
+
+// throttled lets through so many bytes a second.
+type throttled struct {
+	io.Reader
+	rate  float64
+	begun time.Time
+	taken float64
+}
+
+func (r *throttled) Read(p []byte) (int, error) {
+	if r.begun.IsZero() {
+		r.begun = time.Now()
+	}
+	n, err := r.Reader.Read(p[:min(len(p), 4096)])
+	r.taken += float64(n)
+	time.Sleep(time.Until(r.begun.Add(time.Duration(r.taken / r.rate * float64(time.Second)))))
+	return n, err
+}
+
+func send(t *testing.T, to net.Addr) func(context.Context) (float64, error) {
+	return func(context.Context) (float64, error) {
+		conn, err := net.Dial("tcp", to.String())
+		must.NoError(t, err)
+		defer conn.Close()
+		return Send(conn, conn)
+	}
+}
+
+// What is measured is what arrives, not what the sender could write.
+func TestMeasureThrottled(t *testing.T) {
+	t.Parallel()
+	to := taker(t, func(c net.Conn) io.Reader { return &throttled{Reader: c, rate: 2e6} })
+	for _, streams := range []int{1, 3} {
+		rate, err := Measure(t.Context(), streams, send(t, to))
+		must.NoError(t, err)
+		must.Between(t, 0.016*float64(streams)*0.9, rate, 0.016*float64(streams)*1.1)
+	}
+}
+
+func TestMeasureFast(t *testing.T) {
+	t.Parallel()
+	rate, err := Measure(t.Context(), 2, send(t, taker(t, func(c net.Conn) io.Reader { return c })))
+	must.NoError(t, err)
+	must.Greater(t, 0.1, rate)
+}
+
+// A taker that leaves, or says something else, is an error and no rate.
+func TestMeasureRefuses(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{"", "hello\n", "{\"bytes\":5}\n"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		must.NoError(t, err)
+		go func() {
+			conn, err := l.Accept()
+			if err == nil {
+				_, _ = io.WriteString(conn, answer)
+				time.Sleep(50 * time.Millisecond)
+				conn.Close()
+			}
+		}()
+		_, err = Measure(t.Context(), 1, send(t, l.Addr()))
+		must.Error(t, err)
+		l.Close()
+	}
+	here, there := net.Pipe()
+	go func() { _, _ = there.Write(make([]byte, 100)); there.Close() }()
+	must.ErrorContains(t, Take(here, here), "left before the end")
+}
+
+func TestStreams(t *testing.T) {
+	for want, streams := range map[float64]int{0.1: 1, 10: 1, 25: 3, 100: 10, 400: 16} {
+		must.Eq(t, streams, Streams(want))
+	}
+}
