@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -379,8 +380,8 @@ func (m *Monitor) backlog(ctx context.Context, l Log, reg *registry) func() {
 // folded.
 func (m *Monitor) Carry(ctx context.Context, o Order, done func(error)) {
 	m.post(ctx, func(r *registry) {
-		if o.ID != "" && slices.Contains(r.Node.Orders, o.ID) {
-			done(nil)
+		if outcome, carried := r.carried(o.ID); carried {
+			done(outcome)
 			return
 		}
 		e := r.Cards[o.Card]
@@ -433,6 +434,26 @@ func (m *Monitor) test(ctx context.Context, c card.Card, linksSeen []int) error 
 	return fmt.Errorf("its source %q is not configured any more", c.Source)
 }
 
+// failedMark parts an order's id from why its self-test failed, in the list of
+// orders that were carried out.
+const failedMark = "\t"
+
+// carried tells whether an order was carried out before, and what came of it:
+// who gave it may not have heard.
+func (r *registry) carried(id string) (outcome error, ok bool) {
+	for _, o := range r.Node.Orders {
+		name, why, failed := strings.Cut(o, failedMark)
+		if id == "" || name != id {
+			continue
+		}
+		if failed {
+			return errors.New("it is not cleared: its self-test failed: " + why + "; -force clears it all the same"), true
+		}
+		return nil, true
+	}
+	return nil, false
+}
+
 // carry folds an order.
 func (r *registry) carry(o Order, at time.Time) {
 	e := r.Cards[o.Card]
@@ -451,7 +472,11 @@ func (r *registry) carry(o Order, at time.Time) {
 		}
 	}
 	if o.ID != "" {
-		r.Node.Orders = append(r.Node.Orders, o.ID)
+		id := o.ID
+		if o.Kind == health.TestFailed {
+			id += failedMark + o.Text
+		}
+		r.Node.Orders = append(r.Node.Orders, id)
 		if n := len(r.Node.Orders) - maxOrders; n > 0 {
 			r.Node.Orders = r.Node.Orders[n:]
 		}
@@ -459,15 +484,19 @@ func (r *registry) carry(o Order, at time.Time) {
 	r.dirty = true
 }
 
-// SetBreaker tells that the cluster's circuit breaker opened or closed.
-func (m *Monitor) SetBreaker(ctx context.Context, open bool) {
+// SetBreaker tells that the cluster's circuit breaker opened, and when (zero:
+// now), or closed.
+func (m *Monitor) SetBreaker(ctx context.Context, open bool, since time.Time) {
 	m.post(ctx, func(r *registry) {
 		if open != r.policy.BreakerSince.IsZero() {
 			return
 		}
 		r.policy.BreakerSince = time.Time{}
 		if open {
-			r.policy.BreakerSince = time.Now()
+			if now := time.Now(); since.IsZero() || since.After(now) {
+				since = now // clocks differ: what is known to be older than this moment is not new
+			}
+			r.policy.BreakerSince = since
 		}
 		r.Node.BreakerSince = r.policy.BreakerSince
 		r.say(true, "the cluster's circuit breaker changed", "open", open)

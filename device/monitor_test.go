@@ -424,7 +424,7 @@ func TestBreaker(t *testing.T) {
 	bubble(t, small, func(r *rig) {
 		r.start()
 		r.inject(0, "xid", "54")
-		r.monitor.SetBreaker(context.Background(), true)
+		r.monitor.SetBreaker(context.Background(), true, time.Time{})
 		r.settle()
 		r.inject(1, "xid", "54")
 		r.inject(2, "lost")
@@ -433,7 +433,7 @@ func TestBreaker(t *testing.T) {
 		must.Eq(t, "0:quarantined 1:suspect 2:draining 3:healthy", r.levels())
 		must.NoError(t, r.carry(device.Order{ID: "1", Kind: health.Clear, Card: r.card(0).Card.ID, Who: "ann"}))
 		must.Eq(t, "0:healthy 1:suspect 2:draining 3:healthy", r.levels())
-		r.monitor.SetBreaker(context.Background(), false)
+		r.monitor.SetBreaker(context.Background(), false, time.Time{})
 		r.settle()
 		must.Eq(t, "0:healthy 1:quarantined 2:quarantined 3:healthy", r.levels())
 	})

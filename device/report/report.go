@@ -49,7 +49,7 @@ type Cards interface {
 	Status() []device.Status
 	Sample(ctx context.Context) map[string]card.Sample
 	Carry(ctx context.Context, o device.Order, done func(error))
-	SetBreaker(ctx context.Context, open bool)
+	SetBreaker(ctx context.Context, open bool, since time.Time)
 }
 
 // Options of a Client.
@@ -273,7 +273,7 @@ func (c *Client) take(ctx context.Context, reply contract.CardReply, told []cont
 		c.holders = reply.Holders
 	}
 	c.mu.Unlock()
-	c.o.Cards.SetBreaker(ctx, reply.Breaker)
+	c.o.Cards.SetBreaker(ctx, reply.Breaker, reply.BreakerSince)
 	for _, o := range reply.Orders {
 		c.mu.Lock()
 		p := c.orders[o.ID]

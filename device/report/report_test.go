@@ -59,7 +59,7 @@ func (c *cards) Carry(_ context.Context, o device.Order, done func(error)) {
 	done(fail)
 }
 
-func (c *cards) SetBreaker(_ context.Context, open bool) {
+func (c *cards) SetBreaker(_ context.Context, open bool, _ time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.breaker = open

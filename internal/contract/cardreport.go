@@ -104,6 +104,8 @@ type CardReply struct {
 	// Breaker: the cluster's circuit breaker is open. What is new since then
 	// makes no card worse than suspect, unless the card does not answer.
 	Breaker bool `json:"breaker,omitempty"`
+	// BreakerSince is since when; zero: since this answer.
+	BreakerSince time.Time `json:"breaker_since,omitzero"`
 	// Holders say who holds which card now, for the labels of metrics: by card
 	// id. Nil: unchanged.
 	Holders map[string]CardHolder `json:"holders,omitempty"`

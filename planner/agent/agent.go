@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/cards"
 	"github.com/nomad-muster/muster/planner/config"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/decide"
@@ -81,6 +82,7 @@ type Agent struct {
 	feed    *httpapi.Feed
 	events  *notify.Sender // nil before Run
 	metrics *metrics
+	cards   *cards.Service
 	slow    time.Duration
 	// describeAfter: see Options.
 	describeAfter time.Duration
@@ -144,7 +146,10 @@ func New(o Options) (*Agent, error) {
 	}
 	a.watcher = nomad.NewWatcher(a.client, cfg.Core.Levels, o.Timing, a.log)
 	a.feed = httpapi.NewFeed(4096, uint64(time.Now().UnixNano()))
+	a.cards = cards.New(cards.Options{Settings: cardSettings(cfg), Store: &cardStore{client: a.client, log: a.log, flush: func(ctx context.Context) error { return a.events.Flush(ctx) }}, Log: a.log, Changed: a.cardsChanged})
+	a.metrics.reports(o.Registry, a.cards)
 	a.state = newState()
+	a.state.cards = a.cards
 	return a, nil
 }
 
@@ -175,6 +180,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	go func() {
 		defer wg.Done()
 		a.watcher.Run(ctx, a.inbox.delta)
+	}()
+	a.loadCards(ctx)
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		a.cards.Run(ctx)
 	}()
 	saved, err := a.loadAll(ctx)
 	if err != nil {
@@ -235,6 +246,7 @@ func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Set
 
 // Reload puts a configuration in force that config.Live has taken.
 func (a *Agent) Reload() {
+	a.cards.Configure(cardSettings(a.config.Current()))
 	a.inbox.do(func(s *state) {
 		s.set = a.settings(a.config.Current(), s.server)
 		for _, e := range s.gangs {

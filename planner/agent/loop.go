@@ -203,6 +203,7 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 		})
 	}
 	a.tell(e, now)
+	a.ended(e)
 	if e.phase != g.Saved.Phase {
 		e.phase = g.Saved.Phase
 		a.state.reclaim(e.key)
@@ -276,6 +277,11 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 	}
 	for i := range plan.Starts {
 		start := &plan.Starts[i]
+		if why, bad := a.refused(start); bad {
+			a.log.Info("a plan is not carried out: a card turned bad while it was made", "gang", string(start.Gang), "why", why)
+			s.decideSoon = true
+			continue
+		}
 		if e := act(start.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event { return lifecycle.Start{Seen: v, Plan: *start} }); e != nil {
 			e.starting = start
 		}
@@ -292,6 +298,7 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 		a.notCarried(resize.Gang, "a running gang's size cannot be changed yet: "+resize.Why)
 	}
 	a.describe(ctx, now, run)
+	a.hold(now)
 	if now.Sub(s.gaugesAt) >= gaugesEvery {
 		s.gaugesAt = now
 		a.metrics.state(s, now)

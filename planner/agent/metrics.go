@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/cards"
+	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -21,7 +23,8 @@ type metrics struct {
 	cards     *prometheus.GaugeVec
 	gangs     *prometheus.GaugeVec
 	ends      *prometheus.CounterVec
-	event     prometheus.Gauge // when Nomad was last heard of
+	health    *prometheus.GaugeVec // cards by model and verdict
+	event     prometheus.Gauge     // when Nomad was last heard of
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -38,10 +41,37 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		cards:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "muster_cards", Help: "Cards by model and state: free, used (by gangs), other (by jobs that are no gangs), out."}, []string{"model", "state"}),
 		gangs:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "muster_gangs", Help: "Gangs that are not over, by phase."}, []string{"phase"}),
 		ends:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "muster_gangs_ended_total", Help: "Gangs that ended, by queue and stage."}, []string{"queue", "stage"}),
+		health:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "muster_card_states", Help: "Cards by model and verdict: healthy, suspect, draining, quarantined."}, []string{"model", "state"}),
 		event:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "muster_nomad_last_contact_timestamp_seconds", Help: "When Nomad was last heard of."}),
 	}
-	r.MustRegister(m.pending, m.stage, m.admission, m.release, m.cycle, m.calls, m.failures, m.cards, m.gangs, m.ends, m.event)
+	r.MustRegister(m.pending, m.stage, m.admission, m.release, m.cycle, m.calls, m.failures, m.cards, m.gangs, m.ends, m.health, m.event)
 	return m
+}
+
+// reports are the figures of the nodes' reports and of the cards' breaker.
+func (m *metrics) reports(r prometheus.Registerer, of *cards.Service) {
+	counter := func(result string, value func(cards.Counts) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "muster_card_reports_total", Help: "Reports of nodes' device plugins, by what became of them.", ConstLabels: prometheus.Labels{"result": result}}, func() float64 {
+			c, _, _ := of.Counts()
+			return float64(value(c))
+		})
+	}
+	r.MustRegister(counter("taken", func(c cards.Counts) uint64 { return c.Reports }), counter("repeated", func(c cards.Counts) uint64 { return c.Repeated }),
+		counter("refused", func(c cards.Counts) uint64 { return c.Refused }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_card_reporters", Help: "Device plugins that report directly and are heard of."}, func() float64 {
+			_, all, silent := of.Counts()
+			return float64(all - silent)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_card_reporters_silent", Help: "Device plugins that have not reported for too long."}, func() float64 {
+			_, _, silent := of.Counts()
+			return float64(silent)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_card_breaker_open", Help: "1 while the cards' circuit breaker is open."}, func() float64 {
+			if of.Breaker().Open {
+				return 1
+			}
+			return 0
+		}))
 }
 
 // called counts one service's calls.
@@ -73,6 +103,12 @@ func (m *metrics) state(s *state, now time.Time) {
 	}
 	s.cardsAt = now
 	m.cards.Reset()
+	m.health.Reset()
+	for model, states := range s.cardStates() {
+		for state, n := range states {
+			m.health.WithLabelValues(model, cards.StateName(core.CardState(state))).Set(float64(n))
+		}
+	}
 	for _, c := range s.cardCounts() {
 		for state, n := range map[string]int{"free": c.Free, "used": c.Used, "other": c.Other, "out": c.Out} {
 			m.cards.WithLabelValues(c.Model, state).Set(float64(n))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/cards"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
 	"github.com/nomad-muster/muster/planner/nomad"
@@ -22,17 +23,19 @@ type state struct {
 	contact nomad.Contact
 	whole   bool // the picture is complete
 	loaded  bool // the saved gangs are
-	nodes   map[string]*picture.Node
-	allocs  map[string]*picture.Alloc
-	byJob   map[picture.Key]map[string]*picture.Alloc
-	jobs    map[picture.Key]*picture.Job
-	gangs   map[picture.Key]*entry
-	ordered []*entry // gangs by name; nil: to be made anew
+	// nodes with the verdicts on their cards, and raw as Nomad has them.
+	nodes, raw map[string]*picture.Node
+	allocs     map[string]*picture.Alloc
+	byJob      map[picture.Key]map[string]*picture.Alloc
+	jobs       map[picture.Key]*picture.Job
+	gangs      map[picture.Key]*entry
+	ordered    []*entry // gangs by name; nil: to be made anew
 
 	// submitters are those who registered a version through the API that the
 	// picture does not have yet.
 	submitters map[picture.Key]submitter
 
+	cards      *cards.Service
 	nodeList   cache[string, core.Node]
 	claims     cache[string, core.Claim]
 	notices    []core.Notice
@@ -44,6 +47,8 @@ type state struct {
 	gaugesAt   time.Time
 	paused     string
 	cardsAt    time.Time // when cards were last counted
+	held       uint64    // claims.changes that the nodes were told of
+	heldAt     time.Time
 }
 
 type submitter struct {
@@ -89,7 +94,9 @@ type entry struct {
 	toldLast lifecycle.Stage
 	repeat   bool // webhooks are told of those stages again: an earlier planner may have ended before
 	settled  bool
-	admitAt  time.Time // when the core was last asked whether it would admit it
+	// seenAttempt is the last attempt whose end was laid on a place.
+	seenAttempt int
+	admitAt     time.Time // when the core was last asked whether it would admit it
 	// reasonAt is since when the verdict has its reason.
 	reasonAt, describedAt time.Time
 	describedFor          core.Reason
@@ -97,7 +104,7 @@ type entry struct {
 
 func newState() state {
 	return state{
-		nodes: map[string]*picture.Node{}, allocs: map[string]*picture.Alloc{}, byJob: map[picture.Key]map[string]*picture.Alloc{},
+		nodes: map[string]*picture.Node{}, raw: map[string]*picture.Node{}, allocs: map[string]*picture.Alloc{}, byJob: map[picture.Key]map[string]*picture.Alloc{},
 		submitters: map[picture.Key]submitter{}, jobs: map[picture.Key]*picture.Job{}, gangs: map[picture.Key]*entry{},
 		nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
 	}
@@ -110,6 +117,8 @@ type cache[K comparable, V any] struct {
 	keys   []K
 	values []V
 	lent   bool // values was handed out
+	// changes counts what was put and dropped.
+	changes uint64
 }
 
 func newCache[K comparable, V any]() cache[K, V] { return cache[K, V]{at: map[K]int{}} }
@@ -123,6 +132,7 @@ func (c *cache[K, V]) own() {
 
 func (c *cache[K, V]) put(k K, v V) {
 	c.own()
+	c.changes++
 	if i, ok := c.at[k]; ok {
 		c.values[i] = v
 		return
@@ -137,6 +147,7 @@ func (c *cache[K, V]) drop(k K) bool {
 		return false
 	}
 	c.own()
+	c.changes++
 	last := len(c.values) - 1
 	c.keys[i], c.values[i] = c.keys[last], c.values[last]
 	c.at[c.keys[i]] = i
@@ -164,28 +175,30 @@ func (s *state) apply(d nomad.Delta) {
 	for id, a := range d.Allocs {
 		s.alloc(id, a)
 	}
+	if len(d.Nodes) > 0 {
+		s.decideSoon = true
+		known := make(map[core.NodeID]*core.Node, len(d.Nodes))
+		for id, n := range d.Nodes {
+			if n == nil {
+				known[core.NodeID(id)] = nil
+			} else {
+				known[core.NodeID(id)] = &n.Node
+			}
+		}
+		s.cards.Nomad(known)
+	}
 	touched := map[string]bool{}
 	for id, n := range d.Nodes {
-		s.decideSoon = true
 		touched[id] = true
 		if n == nil {
 			delete(s.nodes, id)
+			delete(s.raw, id)
 			s.nodeList.drop(id)
 			continue
 		}
-		s.nodes[id] = n
-		s.nodeList.put(id, n.Node)
+		s.judge(n)
 	}
-	if len(touched) > 0 {
-		for _, e := range s.gangs {
-			for _, p := range e.gang.Saved.Places {
-				if touched[p.Node] {
-					e.dirty = true
-					break
-				}
-			}
-		}
-	}
+	s.touch(touched)
 	for _, e := range d.Evals {
 		if g := s.gangs[picture.Key{Namespace: e.Namespace, Job: e.JobID}]; g != nil {
 			g.evals, g.dirty = append(g.evals, e), true

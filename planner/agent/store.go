@@ -53,18 +53,10 @@ func encodeSaved(job string, saved lifecycle.Saved, set string) (items map[strin
 	if len(plain) <= plainMost {
 		return map[string]string{itemJob: job, itemState: string(plain)}, nil, nil
 	}
-	var packed bytes.Buffer
-	w, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
+	text, err := pack(plain)
 	if err != nil {
 		return nil, nil, fmt.Errorf("compress state of gang: %w", err)
 	}
-	if _, err := w.Write(plain); err != nil {
-		return nil, nil, fmt.Errorf("compress state of gang: %w", err)
-	}
-	if err := w.Close(); err != nil {
-		return nil, nil, fmt.Errorf("compress state of gang: %w", err)
-	}
-	text := base64.StdEncoding.EncodeToString(packed.Bytes())
 	if len(text) <= partMost {
 		return map[string]string{itemJob: job, itemPacked: text}, nil, nil
 	}
@@ -93,6 +85,21 @@ func decodeSaved(items map[string]string, parts []string) (job string, saved lif
 		return items[itemJob], saved, fmt.Errorf("read its state: %w", err)
 	}
 	return items[itemJob], saved, saved.Check()
+}
+
+func pack(plain []byte) (string, error) {
+	var packed bytes.Buffer
+	w, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.Write(plain); err != nil {
+		return "", err
+	}
+	if err := w.Close(); err != nil {
+		return "", err
+	}
+	return base64.StdEncoding.EncodeToString(packed.Bytes()), nil
 }
 
 func unpack(text string) ([]byte, error) {

@@ -296,6 +296,10 @@ func (a *Agent) Nodes() []view.Node {
 		v := view.Node{ID: string(n.ID), Name: n.Name, Datacenter: n.Datacenter, Pool: n.Pool, Suspect: n.Suspect, Domains: map[string]string{}, Cards: []view.Card{},
 			CPU: n.Capacity.CPU, MemoryMB: n.Capacity.MemoryMB, CPUUsed: used[n.ID].CPU, MemUsed: used[n.ID].MemoryMB}
 		v.Status, v.Why = nodeStatus(n)
+		if n.Suspect && v.Why == "" {
+			v.Why = n.SuspectWhy
+		}
+		v.Reporting = a.cards.Reporting(n.ID)
 		for i, l := range levels {
 			if i < len(n.Domains) {
 				v.Domains[l.Name] = n.Domains[i]
@@ -336,7 +340,7 @@ func nodeStatus(n *picture.Node) (status, why string) {
 
 func cardState(c core.Card) string {
 	switch {
-	case !c.Healthy:
+	case !c.Healthy && c.State < core.CardDraining:
 		return "unhealthy"
 	case c.State == core.CardSuspect:
 		return "suspect"
@@ -354,6 +358,32 @@ func (s *state) holders() map[core.CardID]*core.Claim {
 	for i := range s.claims.values {
 		for _, id := range s.claims.values[i].Cards {
 			out[id] = &s.claims.values[i]
+		}
+	}
+	return out
+}
+
+// cardStates counts cards by model and verdict.
+func (s *state) cardStates() map[string]*[4]int {
+	out := map[string]*[4]int{}
+	for _, n := range s.nodes {
+		for i := range n.Devices {
+			g := &n.Devices[i]
+			if !s.isCard(g.Type) {
+				continue
+			}
+			c := out[string(g.Name)]
+			if c == nil {
+				c = new([4]int)
+				out[string(g.Name)] = c
+			}
+			for j := range g.Cards {
+				state := min(g.Cards[j].State, core.CardQuarantined)
+				if !g.Cards[j].Healthy {
+					state = max(state, core.CardDraining)
+				}
+				c[state]++
+			}
 		}
 	}
 	return out
@@ -431,6 +461,9 @@ func (a *Agent) Status() view.Status {
 	}
 	if s.set != nil {
 		out.Cards = s.cardCounts()
+	}
+	if b := a.cards.Breaker(); b.Open {
+		out.Problems = append(out.Problems, view.Problem{Object: "the cards' circuit breaker", Text: "open: " + b.Why, Hint: "find out what the cards have in common, then muster card breaker -close", Since: b.Since})
 	}
 	for _, n := range s.notices {
 		out.Problems = append(out.Problems, view.FromNotice(n))

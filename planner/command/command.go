@@ -218,7 +218,8 @@ func normal(args []string) []string {
 func all(parts Parts) map[string]Command {
 	out := map[string]Command{
 		"job run": jobRun(), "job plan": jobPlan(), "job stop": jobStop(), "job validate": jobValidate(),
-		"queue": queueList(), "queue status": queueStatus(), "status": status(), "why": why(), "eta": eta(), "nodes": nodes(),
+		"queue": queueList(), "queue status": queueStatus(), "status": status(), "why": why(), "eta": eta(), "nodes": nodes(), "node clear": nodeClear(),
+		"cards": cards(), "card status": cardStatus(), "card confirm": cardConfirm(), "card clear": cardClear(), "card note": cardNote(), "card breaker": cardBreaker(),
 		"config validate": configValidate(), "snapshot": snapshot(), "replay": replay(), "simulate": simulateCommand(), "version": version(),
 	}
 	if parts.Agent != nil {
@@ -238,6 +239,8 @@ func Names(parts Parts) []string { return slices.Sorted(maps.Keys(all(parts))) }
 
 // parents are words that only lead to commands.
 var parents = map[string]string{
+	"card":   "Look at a card, and lead it from its fault to its release.",
+	"node":   "Work with one node.",
 	"job":    "Submit jobs, ask what would happen to them, stop them.",
 	"config": "Work with the planner's configuration.",
 }

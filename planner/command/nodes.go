@@ -13,7 +13,7 @@ func nodes() Command {
 	return Command{
 		Synopsis: "List nodes with their cards",
 		Usage:    "nodes [options]",
-		About:    "Lists the cluster's nodes: their place in the topology, whether gangs are placed on them and why not, and their cards.",
+		About:    "Lists the cluster's nodes: their place in the topology, whether gangs are placed on them and why not, and their cards. Reported is how long ago a node's device plugin told of its cards directly; where it does not, Nomad's word counts, some seconds later.",
 		API:      true, Data: true,
 		Run: func(c *Call, _ []string) error {
 			api, err := c.client()
@@ -63,12 +63,18 @@ func (w *screen) nodes(nodes []view.Node) {
 		if n.Suspect {
 			state += ", suspect"
 		}
-		row := plain(n.Name, n.Pool, domains(n), "", strings.Join(names, ", "), fmt.Sprint(cards), fmt.Sprint(free), fmt.Sprint(sick),
+		told := ""
+		if n.Reporting != nil {
+			if told = w.c.ago(n.Reporting.At); n.Reporting.Silent {
+				told += ", silent"
+			}
+		}
+		row := plain(n.Name, n.Pool, domains(n), "", strings.Join(names, ", "), fmt.Sprint(cards), fmt.Sprint(free), fmt.Sprint(sick), told,
 			fmt.Sprintf("%d/%d", n.CPUUsed, n.CPU), fmt.Sprintf("%d/%d", n.MemUsed, n.MemoryMB), n.Why)
 		row[3] = cell{state, colour}
 		rows = append(rows, row)
 	}
-	w.table([]string{"Node", "Pool", "Place", "Status", "Models", ">Cards", ">Free", ">Not healthy", ">CPU MHz", ">Memory MB", "Why"}, rows)
+	w.table([]string{"Node", "Pool", "Place", "Status", "Models", ">Cards", ">Free", ">Not healthy", ">Reported", ">CPU MHz", ">Memory MB", "Why"}, rows)
 }
 
 // domains are a node's place, by level in alphabetical order.

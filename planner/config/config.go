@@ -60,6 +60,7 @@ package config
 import (
 	"time"
 
+	"github.com/nomad-muster/muster/planner/cards"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/notify"
 	"github.com/nomad-muster/muster/planner/view"
@@ -76,6 +77,7 @@ type Config struct {
 	Tokens   []Token          // ordered by name
 	Webhooks []notify.Webhook // in the order of the files
 	Core     core.Config
+	Cards    Cards
 	// LostGrace is how long Nomad may call a member's node disconnected before
 	// the planner gives the member up.
 	LostGrace time.Duration
@@ -142,6 +144,16 @@ func (a API) Base() string {
 	return "http://" + a.Listen
 }
 
+// Cards is how faults of cards are taken.
+type Cards struct {
+	// Settings of the breaker and of suspicion; its CardTypes are those of Core.
+	cards.Settings
+	// OnQuarantine says what becomes of a gang that runs on a card which is
+	// quarantined: ask (save and leave within Grace), stop, or leave.
+	OnQuarantine string
+	Grace        time.Duration
+}
+
 // Token lets its bearer use the API.
 type Token struct {
 	Name   string
@@ -158,6 +170,7 @@ type Token struct {
 const (
 	DefaultListen    = "127.0.0.1:4680"
 	DefaultLostGrace = 5 * time.Minute
+	DefaultCardGrace = 2 * time.Minute
 	DefaultRetention = 24 * time.Hour
 	DefaultQueueName = "default"
 )
@@ -171,5 +184,5 @@ func Default() *Config {
 }
 
 func base() *Config {
-	return &Config{LogLevel: "info", API: API{Listen: DefaultListen}, LostGrace: DefaultLostGrace, Retention: DefaultRetention, Core: core.Defaults(), at: places{}}
+	return &Config{LogLevel: "info", API: API{Listen: DefaultListen}, Cards: Cards{Settings: cards.DefaultSettings(), OnQuarantine: "ask", Grace: DefaultCardGrace}, LostGrace: DefaultLostGrace, Retention: DefaultRetention, Core: core.Defaults(), at: places{}}
 }

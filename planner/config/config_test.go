@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/shoenig/test/must"
 
+	"github.com/nomad-muster/muster/planner/cards"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/notify"
 	"github.com/nomad-muster/muster/planner/view"
@@ -63,6 +64,9 @@ func TestFull(t *testing.T) {
 			{Name: "workflow", URL: "https://airflow.example/muster", Secret: []byte("alice-secret-alice-secret"), Types: []string{notify.GangStage}, Queues: []string{"research"}},
 			{Name: "all", URL: "http://127.0.0.1:9000/"},
 		},
+		Cards: Cards{OnQuarantine: "stop", Grace: time.Minute, Settings: cards.Settings{CardTypes: []string{"gpu", "mig", "npu"},
+			Breaker:   cards.BreakerRule{Share: 0.1, Within: 5 * time.Minute, Nodes: 4},
+			Suspicion: cards.SuspicionRule{Window: 12 * time.Hour, Suspect: 3, Quarantine: 5, Clean: 10 * time.Minute}}},
 		Core: core.Config{
 			Levels:       []core.Level{{Name: "spine", Attribute: "${meta.spine}"}, {Name: "leaf", Attribute: "${meta.leaf}"}},
 			Reservations: 4, GatherAfter: 20 * time.Minute, PreferWait: 5 * time.Minute, ReserveTimeout: 15 * time.Minute, Packing: core.PackBin,
@@ -330,7 +334,7 @@ func TestDocumentedExamples(t *testing.T) {
 	must.NoError(t, err)
 	secret := func(string) ([]byte, error) { return []byte("0123456789abcdef"), nil }
 	blocks := regexp.MustCompile("(?s)```hcl\n(.*?)```").FindAllStringSubmatch(string(prose), -1)
-	must.Len(t, 3, blocks)
+	must.Len(t, 4, blocks)
 	for _, b := range blocks {
 		text := b[1]
 		switch {
@@ -342,8 +346,11 @@ func TestDocumentedExamples(t *testing.T) {
 		_, err := Parse([]File{{"example.hcl", []byte(text)}}, secret)
 		must.NoError(t, err)
 	}
-	// The values shown for a queue are the defaults.
-	c, err := Parse([]File{{"example.hcl", []byte("queue \"a\" {\n" + blocks[2][1] + "}\n")}}, secret)
+	// The values shown for cards and for a queue are the defaults.
+	c, err := Parse([]File{{"example.hcl", []byte(blocks[2][1])}}, secret)
+	must.NoError(t, err)
+	must.Eq(t, Default().Cards, c.Cards)
+	c, err = Parse([]File{{"example.hcl", []byte("queue \"a\" {\n" + blocks[3][1] + "}\n")}}, secret)
 	must.NoError(t, err)
 	must.Eq(t, core.DefaultQueue("a"), c.Core.Queues[0])
 }

@@ -132,7 +132,7 @@ func Parse(files []File, readFile func(string) ([]byte, error)) (*Config, error)
 func (r *reader) root(body hcl.Body) {
 	c := r.config
 	b := r.open(body, hcl.Range{Filename: "configuration"}, []string{"log_level", "log_json", "data_dir", "retention", "classes"},
-		"nomad", "consul", "api", "token name", "webhook name", "level name", "scheduling", "limits", "queue name")
+		"nomad", "consul", "api", "token name", "webhook name", "level name", "scheduling", "limits", "cards", "queue name")
 	c.LogLevel = b.choice("log_level", c.LogLevel, "debug", "info", "warn", "error")
 	c.LogJSON = b.boolean("log_json", false)
 	c.DataDir = b.text("data_dir", "")
@@ -162,6 +162,9 @@ func (r *reader) root(body hcl.Body) {
 	}
 	if nested := b.only("limits"); nested != nil {
 		r.limits(nested)
+	}
+	if nested := b.only("cards"); nested != nil {
+		r.cards(nested)
 	}
 	queues := b.each("queue")
 	for _, nested := range queues {
@@ -363,6 +366,29 @@ func (r *reader) scheduling(nested *hcl.Block) {
 		if c.CardTypes = b.texts("card_types"); len(c.CardTypes) == 0 {
 			b.fault(b.attrs["card_types"].Expr.Range(), "card_types must name at least one device type")
 		}
+	}
+}
+
+func (r *reader) cards(nested *hcl.Block) {
+	b := r.open(nested.Body, nested.DefRange, []string{"on_quarantine", "grace"}, "breaker", "suspicion")
+	c := &r.config.Cards
+	c.OnQuarantine = b.choice("on_quarantine", c.OnQuarantine, "ask", "stop", "leave")
+	c.Grace = b.duration("grace", c.Grace)
+	if nested := b.only("breaker"); nested != nil {
+		k := r.open(nested.Body, nested.DefRange, []string{"share", "within", "nodes"})
+		percent := k.count("share", int(c.Breaker.Share*100), 0)
+		if percent > 100 {
+			k.fault(k.attrs["share"].Expr.Range(), "share = %d: is in percent of the cluster's cards, at most 100; 0 switches the breaker off", percent)
+		}
+		c.Breaker.Share = float64(percent) / 100
+		c.Breaker.Within = k.duration("within", c.Breaker.Within)
+		c.Breaker.Nodes = k.count("nodes", c.Breaker.Nodes, 1)
+	}
+	if nested := b.only("suspicion"); nested != nil {
+		k := r.open(nested.Body, nested.DefRange, []string{"window", "suspect", "quarantine", "clean"})
+		s := &c.Suspicion
+		s.Window, s.Clean = k.duration("window", s.Window), k.duration("clean", s.Clean)
+		s.Suspect, s.Quarantine = k.count("suspect", s.Suspect, 0), k.count("quarantine", s.Quarantine, 0)
 	}
 }
 

@@ -88,6 +88,11 @@ func serve(t *testing.T, cfg *config.Config) (*httpapitest.Planner, string) {
 			s.Started, s.Problems = at, []view.Problem{{Object: "card X", Text: "on two allocations"}}
 			s.Cards = []view.CardCount{{Model: "H100", Total: 1}}
 		})
+	p.SetCards([]view.CardState{
+		{ID: "GPU-1", Node: "n2", NodeID: "2", Vendor: "nvidia", Type: "gpu", Model: "H100", State: contract.CardQuarantined, Why: "Xid 79", From: "report", Reported: contract.CardQuarantined, ReportAt: at, Since: at,
+			Detail: &view.CardDetail{Evidence: []view.CardEvidence{{State: contract.CardQuarantined, What: "Xid 79", Since: at, Last: at, Times: 1}}, Record: []view.CardNote{{At: at, Kind: "note", Who: "ann"}},
+				Orders: []view.CardOrder{}, Xids: []view.CardXid{{Code: 79, Times: 1}}, Measured: &view.CardUse{MemoryTotal: 81559}}},
+		{ID: "GPU-2", Node: "n2", NodeID: "2", Vendor: "nvidia", Type: "gpu", Model: "H100", State: contract.CardHealthy, From: "nomad"}}, view.CardBreaker{})
 	p.Specs["ok"] = `{"ID": "ok", "Type": "batch", "TaskGroups": [{"Name": "g", "Count": 2, "Tasks": [{"Name": "t", "Driver": "torchrun", "Config": {"script": "a.py", "nproc_per_node": 1}}]}]}`
 	return p, p.Serve(t, cfg).URL
 }

@@ -22,7 +22,7 @@ func guarded() *config.Config {
 		return config.Token{Name: name, Role: role, Groups: groups, Queues: queues, Hash: sha256.Sum256([]byte(name + "-secret-secret-secret"))}
 	}
 	cfg.Tokens = []config.Token{token("victor", view.RoleViewer, nil, nil), token("sue", view.RoleSubmitter, []string{"team"}, nil),
-		token("mallory", view.RoleSubmitter, nil, []string{"other"}), token("oscar", view.RoleOperator, nil, nil)}
+		token("mallory", view.RoleSubmitter, nil, []string{"other"}), token("oscar", view.RoleOperator, nil, nil), token("rita", view.RoleReporter, nil, nil)}
 	other := cfg.Core.Queues[0]
 	other.Name, other.Namespaces, other.Users = "other", []string{"lab"}, []string{"mallory"}
 	cfg.Core.Queues = append(cfg.Core.Queues, other)
@@ -36,7 +36,7 @@ func TestRoles(t *testing.T) {
 	tokens := []struct {
 		name string
 		role view.Role
-	}{{"", view.RoleNone}, {"victor", view.RoleViewer}, {"sue", view.RoleSubmitter}, {"oscar", view.RoleOperator}}
+	}{{"", view.RoleNone}, {"victor", view.RoleViewer}, {"sue", view.RoleSubmitter}, {"oscar", view.RoleOperator}, {"rita", view.RoleReporter}}
 	for i := range httpapi.Routes {
 		r := &httpapi.Routes[i]
 		for _, token := range tokens {
@@ -65,7 +65,7 @@ func TestRoles(t *testing.T) {
 
 // fill puts names of things that are there into a route's path.
 func fill(path string) string {
-	return strings.NewReplacer("{namespace}", "default", "{job}", "train", "{queue}", "default").Replace(path)
+	return strings.NewReplacer("{namespace}", "default", "{job}", "train", "{queue}", "default", "{card}", "GPU-1", "{order}", "o1", "{node}", "n2").Replace(path)
 }
 
 func TestAuthentication(t *testing.T) {

@@ -109,7 +109,7 @@ var enums = map[reflect.Type][]string{
 	reflect.TypeFor[view.Code](): {string(view.CodeInvalid), string(view.CodeUnauthorized), string(view.CodeForbidden), string(view.CodeNotFound),
 		string(view.CodeConflict), string(view.CodeTooLarge), string(view.CodeRejected), string(view.CodeUnavailable), string(view.CodeInternal)},
 	reflect.TypeFor[view.EventKind](): {string(view.EventStage), string(view.EventVerdict), string(view.EventMember), string(view.EventEvict),
-		string(view.EventUpdate), string(view.EventNode), string(view.EventPlanner)},
+		string(view.EventUpdate), string(view.EventNode), string(view.EventPlanner), string(view.EventCard)},
 }
 
 func stageNames(stages []contract.Stage) []string {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/shoenig/test/must"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/httpapi/httpapitest"
 )
@@ -54,6 +55,12 @@ func TestOpenAPI(t *testing.T) {
 		switch {
 		case r.Large:
 			body = `{"hcl": "ok"}`
+		case r.Path == contract.PathCardReports:
+			body = `{"v": 1, "reporter": "r", "seq": 1, "node": "n2", "at": "2026-03-01T12:00:00Z", "cards": [{"id": "GPU-1", "group": "nvidia/gpu/H100", "i": 0, "state": "healthy"}]}`
+		case strings.HasPrefix(r.Path, "/v1/card") || strings.HasPrefix(r.Path, "/v1/node/"):
+			if body = `{"why": "test"}`; r.Method == http.MethodGet {
+				body = ""
+			}
 		case r.Method == http.MethodPost:
 			body = `{"reason": "test"}`
 		}

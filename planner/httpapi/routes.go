@@ -19,8 +19,10 @@ type Route struct {
 	Body   any
 	Answer any
 	Media  string // of an answer that is no JSON document
-	// Large: the body may be a job specification.
+	// Large: the body may be a job specification. Most is the bound of its bytes
+	// where it is another one.
 	Large  bool
+	Most   int64
 	handle func(s *Server, q *request) (any, error)
 }
 
@@ -34,6 +36,9 @@ const (
 )
 
 func (r *Route) limit() int64 {
+	if r.Most > 0 {
+		return r.Most
+	}
 	if r.Large {
 		return largeBody
 	}
@@ -77,6 +82,6 @@ var Routes = []Route{
 
 func init() {
 	// In init, since the document is made of Routes itself.
-	Routes = append(Routes, Route{Method: http.MethodGet, Path: "/v1/openapi.json", Role: view.RoleNone, Summary: "Read this description", Media: "application/json",
+	Routes = append(append(Routes, cardRoutes...), Route{Method: http.MethodGet, Path: "/v1/openapi.json", Role: view.RoleNone, Summary: "Read this description", Media: "application/json",
 		handle: (*Server).openapi})
 }

@@ -39,7 +39,7 @@ import (
 	"github.com/nomad-muster/muster/planner/view"
 )
 
-// Options of the API. All but Capture, Metrics and Log are needed.
+// Options of the API. All but Capture, Cards, Metrics and Log are needed.
 type Options struct {
 	// Config gives the configuration in force; it is asked at each request, so
 	// that tokens and queues change with a reload.
@@ -50,6 +50,7 @@ type Options struct {
 	Stopper Stopper
 	Feed    *Feed
 	Capture Capturer     // nil: /v1/snapshot is not found
+	Cards   Cards        // nil: all about cards is not found
 	Metrics http.Handler // nil: /metrics is not found
 	Log     *slog.Logger
 }

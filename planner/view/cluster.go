@@ -63,6 +63,9 @@ type Node struct {
 	Status  string `json:"status"`
 	Why     string `json:"why,omitempty"`
 	Suspect bool   `json:"suspect"` // placed on last
+	// Reporting is how its device plugin tells of its cards directly; absent: it
+	// does not, and Nomad's word counts, some seconds later.
+	Reporting *Reporting `json:"reporting,omitempty"`
 	// Domains by topology level.
 	Domains map[string]string `json:"domains"`
 	Cards   []Card            `json:"cards"`

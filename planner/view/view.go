@@ -155,6 +155,7 @@ type Event struct {
 	Gang    string         `json:"gang,omitempty"`
 	Queue   string         `json:"queue,omitempty"`
 	Node    string         `json:"node,omitempty"`
+	Card    string         `json:"card,omitempty"`
 	Attempt int            `json:"attempt,omitempty"`
 	Stage   contract.Stage `json:"stage,omitempty"`
 	By      string         `json:"by,omitempty"` // whose token, for what was done by hand
@@ -173,6 +174,7 @@ const (
 	EventUpdate  EventKind = "update"  // submitted again, scaled, changed by hand
 	EventNode    EventKind = "node"    //
 	EventPlanner EventKind = "planner" // configuration, leadership, connection
+	EventCard    EventKind = "card"    // a card's state changed, or the cards' breaker
 )
 
 // Since is when the gang entered the stage that it is in; zero: not known.

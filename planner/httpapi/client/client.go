@@ -306,6 +306,56 @@ func (c *Client) Nodes(ctx context.Context) (view.NodeList, error) {
 	return call[view.NodeList](ctx, c, "list nodes", http.MethodGet, "/v1/nodes", nil, nil, nil)
 }
 
+// Cards lists cards; node and state, where not empty, say which.
+func (c *Client) Cards(ctx context.Context, node, state string) (view.CardList, error) {
+	q := url.Values{}
+	for name, value := range map[string]string{"node": node, "state": state} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	return call[view.CardList](ctx, c, "list cards", http.MethodGet, "/v1/cards", q, nil, nil)
+}
+
+// cardQuery names a card's node, where it has to be named.
+func cardQuery(node string) url.Values {
+	if node == "" {
+		return nil
+	}
+	return url.Values{"node": {node}}
+}
+
+// Card reads one card by its exact id, and by its node where several have one
+// of that id.
+func (c *Client) Card(ctx context.Context, card, node string) (view.CardState, error) {
+	return call[view.CardState](ctx, c, "read card "+card, http.MethodGet, "/v1/card/"+segment(card), cardQuery(node), nil, nil)
+}
+
+// OrderCard has something done with a card: kind is confirm, clear or note.
+func (c *Client) OrderCard(ctx context.Context, card, node, kind string, how view.CardRequest) (view.CardOrder, error) {
+	return call[view.CardOrder](ctx, c, kind+" card "+card, http.MethodPost, "/v1/card/"+segment(card)+"/"+kind, cardQuery(node), nil, how)
+}
+
+// CardOrder reads an order.
+func (c *Client) CardOrder(ctx context.Context, id string) (view.CardOrder, error) {
+	return call[view.CardOrder](ctx, c, "read card order "+id, http.MethodGet, "/v1/cards/order/"+segment(id), nil, nil, nil)
+}
+
+// Breaker reads the cards' circuit breaker.
+func (c *Client) Breaker(ctx context.Context) (view.CardBreaker, error) {
+	return call[view.CardBreaker](ctx, c, "read the cards' breaker", http.MethodGet, "/v1/cards/breaker", nil, nil, nil)
+}
+
+// SetBreaker opens or closes it.
+func (c *Client) SetBreaker(ctx context.Context, how view.BreakerRequest) (view.CardBreaker, error) {
+	return call[view.CardBreaker](ctx, c, "set the cards' breaker", http.MethodPost, "/v1/cards/breaker", nil, nil, how)
+}
+
+// ClearNode ends what the planner holds against a node.
+func (c *Client) ClearNode(ctx context.Context, node, why string) (view.NodeCleared, error) {
+	return call[view.NodeCleared](ctx, c, "clear node "+node, http.MethodPost, "/v1/node/"+segment(node)+"/clear", nil, nil, view.NodeRequest{Why: why})
+}
+
 // Status reads the planner's own.
 func (c *Client) Status(ctx context.Context) (view.Status, error) {
 	return call[view.Status](ctx, c, "read status", http.MethodGet, "/v1/status", nil, nil, nil)

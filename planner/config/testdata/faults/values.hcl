@@ -41,6 +41,17 @@ scheduling {
   turbo        = true
 }
 
+cards {
+  on_quarantine = "pray"
+  breaker {
+    share = 120
+    nodes = 0
+  }
+  suspicion {
+    suspect = "many"
+  }
+}
+
 limits {
   user "bob" {
   }

@@ -94,6 +94,22 @@ limits {
   }
 }
 
+cards {
+  on_quarantine = "stop"
+  grace         = "1m"
+  breaker {
+    share  = 10
+    within = "5m"
+    nodes  = 4
+  }
+  suspicion {
+    window     = "12h"
+    suspect    = 3
+    quarantine = 5
+    clean      = "10m"
+  }
+}
+
 classes = { scavenger = 10, research = 50, serving = 90 }
 
 queue "teams" {
