@@ -59,10 +59,11 @@ type Cluster struct {
 	ports [][]int  // static ports in use, ordered
 
 	gangs   map[core.GangID]int32
-	gangIDs []core.GangID // by number
-	owner   []int32       // scratch
-	holds   []Hold        // claims of the last snapshot, in its order
-	on      [][]int32     // holds of each node
+	gangIDs []core.GangID           // by number
+	owner   []int32                 // scratch
+	holds   []Hold                  // claims of the last snapshot, in its order
+	on      [][]int32               // holds of each node
+	odd     map[int32][]core.Notice // what is odd about the claims on a node
 	spare   []Hold
 
 	changed uint64
@@ -92,8 +93,8 @@ type Node struct {
 // Device is one device group of a node.
 type Device struct {
 	Src     *core.DeviceGroup
-	Model   int32    // -1: its type is not a card
-	First   int32    // place of its first card among the node's cards
+	Model   int32 // -1: its type is not a card
+	First   int32 // place of its first card among the node's cards
 	Cards   int32
 	Word    int32    // first word of its free cards
 	Words   int32    //

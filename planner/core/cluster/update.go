@@ -10,6 +10,9 @@ import (
 	"github.com/nomad-muster/muster/planner/core"
 )
 
+// mostShares bounds the shares of one card.
+const mostShares = 1 << 16
+
 // Hold is one claim with what its end would free. A card that another claim
 // holds as well, as one that is asked for over an allocation that is stopping,
 // is freed by neither alone and is not in Use, nor are the other resources of
@@ -21,6 +24,8 @@ type Hold struct {
 	// CardsOf counts what it is charged for, by place among the node's cards,
 	// whether its end would free them or not.
 	CardsOf []int32
+	// Odd is what contradicts something else in the snapshot about it; "": nothing.
+	Odd string
 }
 
 // Update brings the cluster to a snapshot's state and tells of contradictions
@@ -100,7 +105,7 @@ func cardTypes(c *core.Config) []string {
 
 // rebuild numbers all nodes, domains, models and classes anew.
 func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) {
-	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark, seq: c.seq, changed: c.changed + 1, gangs: map[core.GangID]int32{},
+	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark, seq: c.seq, changed: c.changed + 1, gangs: map[core.GangID]int32{}, odd: map[int32][]core.Notice{},
 		byID: make(map[core.NodeID]int32, len(s.Nodes)), cards: map[cardKey]int32{}, modelNum: map[core.Model]int32{}, classes: map[string]int32{}}
 	levels := len(s.Config.Levels)
 	c.Levels = make([]Level, levels)
@@ -246,7 +251,7 @@ func (c *Cluster) fillNode(at int32, n *core.Node) {
 				d.Usable[k/64] |= 1 << (k % 64)
 			}
 			if d.Parts != nil {
-				d.Parts[k] = int32(max(1, card.Shares))
+				d.Parts[k] = int32(min(max(1, card.Shares), mostShares))
 			}
 			if card.State == core.CardSuspect {
 				d.Suspect[k/64] |= 1 << (k % 64)
@@ -348,9 +353,6 @@ func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, no
 		}
 		touch(h.Use.Node)
 		c.holds = append(c.holds, h)
-		if h.Use.Node < 0 {
-			*notices = append(*notices, core.Notice{Object: "allocation " + k.Alloc, Text: "is on node " + string(k.Node) + ", which is not known"})
-		}
 	}
 	for ; i < len(old); i++ {
 		touch(old[i].Use.Node)
@@ -363,12 +365,24 @@ func (c *Cluster) updateClaims(claims []core.Claim, changed []bool, all bool, no
 	for h := range c.holds {
 		if n := c.holds[h].Use.Node; n >= 0 {
 			c.on[n] = append(c.on[n], int32(h))
+		} else {
+			k := &c.holds[h].Claim
+			c.holds[h].Odd = "is on node " + string(k.Node) + ", which is not known"
+			*notices = append(*notices, core.Notice{Object: "allocation " + k.Alloc, Text: c.holds[h].Odd})
 		}
 	}
 	for n := range c.Nodes {
-		if all || changed[n] {
-			c.compute(int32(n), notices)
+		if !all && !changed[n] {
+			continue
 		}
+		delete(c.odd, int32(n))
+		var odd []core.Notice
+		if c.compute(int32(n), &odd); len(odd) > 0 {
+			c.odd[int32(n)] = odd
+		}
+	}
+	for _, odd := range c.odd { // Update orders them
+		*notices = append(*notices, odd...)
 	}
 }
 
@@ -434,7 +448,7 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	for _, h := range on {
 		hold := &c.holds[h]
 		k := &hold.Claim
-		hold.Use = Use{Node: n, Res: k.Use}
+		hold.Use, hold.Odd = Use{Node: n, Res: k.Use}, ""
 		// Cards keep their places: those of a claim that was there before are
 		// not looked up again.
 		known := len(hold.CardsOf) == len(k.Cards)
@@ -452,14 +466,16 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 			} else {
 				if place = c.CardPlace(n, id); place < 0 {
 					*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocation %s but node %s does not have it; one of its cards is kept back", k.Alloc, src.Name)})
+					hold.Odd = fmt.Sprintf("holds card %s, which node %s does not have", id, src.Name)
 					unknown++
 					continue
 				}
 				hold.CardsOf = append(hold.CardsOf, place)
 			}
 			if at < len(k.Shares) && k.Shares[at] > 0 {
-				hold.Use.Parts = append(hold.Use.Parts, Part{place, int32(k.Shares[at])})
-				c.takePart(node, Part{place, int32(k.Shares[at])})
+				part := Part{place, int32(min(k.Shares[at], mostShares))}
+				hold.Use.Parts = append(hold.Use.Parts, part)
+				c.takePart(node, part)
 				continue
 			}
 			whole = append(whole, place)
@@ -473,6 +489,8 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 			other := &c.holds[by].Claim
 			if by == h || !(k.Asked && other.Stopping || k.Stopping && other.Asked) {
 				*notices = append(*notices, core.Notice{Object: "card " + string(id), Text: fmt.Sprintf("is held by allocations %s and %s of node %s", min(other.Alloc, k.Alloc), max(other.Alloc, k.Alloc), src.Name)})
+				hold.Odd = fmt.Sprintf("holds card %s of node %s, which allocation %s holds as well", id, src.Name, other.Alloc)
+				c.holds[by].Odd = fmt.Sprintf("holds card %s of node %s, which allocation %s holds as well", id, src.Name, k.Alloc)
 			}
 		}
 		hold.Use.Cards = whole

@@ -291,7 +291,7 @@ func (c *cycle) collect() {
 		}
 		g.queue = lastNumber
 		for k := range g.Groups {
-			g.members += max(0, g.Groups[k].Count)
+			g.members += min(max(0, g.Groups[k].Count), mostMembers)
 		}
 		// Both lists are ordered by id: most gangs are where they were.
 		for len(old) > 0 && old[0].id < g.ID {

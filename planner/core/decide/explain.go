@@ -18,6 +18,7 @@ type explainer struct {
 	known   map[cause][]core.Blocker
 	outOf   []outOfUse
 	booked  []int // cards taken for bookings, by model
+	odd     []int // cards in claims that contradict something, by model
 	largest []int // cards of the largest node, by model
 }
 
@@ -49,6 +50,11 @@ func (c *cycle) finish() {
 	holds := c.live.Holds()
 	for i := range c.gangs {
 		g := &c.gangs[i]
+		for _, h := range g.holds {
+			if odd := holds[h].Odd; odd != "" {
+				g.block(core.Blocker{Reason: core.ReasonContradicted, Text: "allocation " + holds[h].Claim.Alloc + " " + odd, Remedy: "compare with nomad alloc status; what it is said to hold is given to nobody"})
+			}
+		}
 		g.v.Blockers = g.kept
 		if g.v.Action == core.ActionRun && g.v.Sentence == "" {
 			g.v.Sentence = c.runs(g, holds != nil)
@@ -101,7 +107,7 @@ func (c *cycle) waits(g *gang) {
 var rankOfReason = map[core.Reason]int{
 	core.ReasonPaused: 1, core.ReasonHeld: 2, core.ReasonPause: 3, core.ReasonBudget: 4, core.ReasonMaxGangs: 5, core.ReasonMax: 6, core.ReasonUserLimit: 7, core.ReasonLend: 8,
 	core.ReasonCards: 10, core.ReasonNIC: 11, core.ReasonCPU: 12, core.ReasonMemory: 13, core.ReasonDisk: 14, core.ReasonPorts: 15, core.ReasonShape: 16, core.ReasonTopology: 17,
-	core.ReasonBlast: 18, core.ReasonConstraint: 19, core.ReasonReserved: 20, core.ReasonExcluded: 21, core.ReasonPrefer: 22, core.ReasonBehind: 30,
+	core.ReasonBlast: 18, core.ReasonConstraint: 19, core.ReasonReserved: 20, core.ReasonExcluded: 21, core.ReasonContradicted: 21, core.ReasonPrefer: 22, core.ReasonBehind: 30,
 }
 
 func (c *cycle) rankBlockers(g *gang) {
@@ -178,6 +184,10 @@ func (c *cycle) findCauses(g *gang, o *placement.Option, members int) []core.Blo
 		if booked > 0 {
 			out = append(out, core.Blocker{Reason: core.ReasonReserved, Model: model, Missing: min(booked, b.Missing), Holders: c.bookers(n.Model, g.number),
 				Text: fmt.Sprintf("%s of %s are promised to gangs ahead of it", cards(booked), model), Remedy: "raise its priority above theirs, or give it a time limit that ends before they start"})
+		}
+		if odd := c.contradicted(n.Model); odd > 0 {
+			out = append(out, core.Blocker{Reason: core.ReasonContradicted, Model: model, Missing: min(odd, b.Missing), Text: fmt.Sprintf("%s of %s are held by allocations that contradict each other or their nodes", cards(odd), model),
+				Remedy: "see the planner's notices, and stop the allocation that should not be there"})
 		}
 		if u := c.outOfUse(n.Model); u.cards > 0 {
 			out = append(out, core.Blocker{Reason: core.ReasonExcluded, Model: model, Missing: min(u.cards, b.Missing), Text: fmt.Sprintf("%s of %s are out of use (%s)", cards(u.cards), model, u.text()), Remedy: "bring them back (muster nodes, muster cards)"})
@@ -373,6 +383,20 @@ func (c *cycle) bookers(model, but int32) []core.Holder {
 		}
 	}
 	return out
+}
+
+// contradicted counts the cards of a model in claims that contradict something.
+func (c *cycle) contradicted(model int32) int {
+	if c.explain.odd == nil {
+		c.explain.odd = make([]int, len(c.live.Models))
+		holds := c.live.Holds()
+		for i := range holds {
+			if holds[i].Odd != "" {
+				c.live.CountCards(&holds[i], c.explain.odd)
+			}
+		}
+	}
+	return c.explain.odd[model]
 }
 
 func (c *cycle) outOfUse(model int32) *outOfUse {

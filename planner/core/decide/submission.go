@@ -63,30 +63,46 @@ func (c *cycle) refused(g *gang) bool {
 	return true
 }
 
+// bounds above which a number in a job cannot be meant, and below which no sum
+// of them overflows.
+const (
+	mostMembers = 1 << 20
+	mostDevices = 1 << 16 // of one member
+	mostUnits   = 1 << 40 // MHz, MB
+)
+
 // impossible lists what no job can mean: a snapshot that says so was not made
-// by a job that Nomad accepted.
+// of a job that Nomad accepted.
 func impossible(g *core.Gang) []string {
 	var out []string
+	fault := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if g.Min < 0 {
-		out = append(out, fmt.Sprintf("needs at least %d members", g.Min))
+		fault("needs at least %d members", g.Min)
 	}
-	if g.TimeLimit < 0 {
-		out = append(out, fmt.Sprintf("has a time limit of %s", g.TimeLimit))
+	if g.TimeLimit < 0 || g.Grace < 0 {
+		fault("has a time limit of %s and a grace of %s", g.TimeLimit, g.Grace)
 	}
+	members := 0
 	for i := range g.Groups {
 		group := &g.Groups[i]
+		if group.Count < 0 || group.Count > mostMembers {
+			fault("group %q: asks for %d members", group.Name, group.Count)
+		}
+		members += max(0, min(group.Count, mostMembers))
 		u := group.Use
-		if group.Count < 0 {
-			out = append(out, fmt.Sprintf("group %q: asks for %d members", group.Name, group.Count))
-		}
-		if u.CPU < 0 || u.Cores < 0 || u.MemoryMB < 0 || u.DiskMB < 0 || group.Ports < 0 {
-			out = append(out, fmt.Sprintf("group %q: asks for less than nothing of a resource", group.Name))
-		}
-		for j := range group.Devices {
-			if d := &group.Devices[j]; d.Count < 0 || d.Shares < 0 {
-				out = append(out, fmt.Sprintf("group %q: asks for %d devices of type %q in %d shares", group.Name, d.Count, d.Type, d.Shares))
+		for _, n := range []int64{u.CPU, int64(u.Cores), u.MemoryMB, u.DiskMB, int64(group.Ports)} {
+			if n < 0 || n > mostUnits {
+				fault("group %q: asks for %d of a resource", group.Name, n)
 			}
 		}
+		for j := range group.Devices {
+			if d := &group.Devices[j]; d.Count < 0 || d.Count > mostDevices || d.Shares < 0 || d.Shares > mostDevices {
+				fault("group %q: asks for %d devices of type %q and %d shares", group.Name, d.Count, d.Type, d.Shares)
+			}
+		}
+	}
+	if members > mostMembers && len(out) == 0 {
+		fault("asks for %d members", members)
 	}
 	return out
 }
