@@ -120,10 +120,22 @@ type Endpoint struct {
 	Round int `json:"round,omitempty"`
 }
 
+// Kinds of an Ask.
+const (
+	AskPreempt   = "preempt"
+	AskDrain     = "drain"
+	AskTimeLimit = "time-limit"
+	AskStop      = "stop"   // Nomad stops the task
+	AskResize    = "resize" // the gang goes on with other members
+	// AskWithdrawn takes an earlier ask back: members whose ranks have not left
+	// yet go on.
+	AskWithdrawn = "withdrawn"
+)
+
 // Ask is the request to save and leave.
 type Ask struct {
-	Kind  string        `json:"kind"` // preempt, drain, time-limit, stop; resize: the gang goes on with other members
-	By    time.Time     `json:"by"`   // the end of the grace
+	Kind  string        `json:"kind"`
+	By    time.Time     `json:"by"` // the end of the grace
 	Grace time.Duration `json:"grace"`
 	Why   string        `json:"why,omitempty"`
 }
@@ -171,6 +183,9 @@ type Report struct {
 	// and Step the last step it marked.
 	Checkpoint time.Time `json:"checkpoint,omitzero"`
 	Step       int64     `json:"step,omitempty"`
+	// LeaveBy is when the grace of a member that was asked to leave ends: later
+	// than the ask says where a checkpoint is being written.
+	LeaveBy time.Time `json:"leave_by,omitzero"`
 }
 
 // Problem is one finding of the preflight.
@@ -197,6 +212,8 @@ const (
 	OutcomeRefused      Outcome = "refused" // never released
 	OutcomeLost         Outcome = "lost"    // the supervisor or the node vanished
 	OutcomeUnknown      Outcome = "unknown"
+	// OutcomeTimeLimit is a gang's, never a member's: its time limit ended it.
+	OutcomeTimeLimit Outcome = "time-limit"
 )
 
 // Exit is how a member ended.

@@ -227,17 +227,21 @@ func (a *Agent) connect(ctx context.Context) (nomad.Server, error) {
 // settings are what the state machines need of configuration and server.
 func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Settings {
 	c := &cfg.Core
+	queue := func(name string) core.Queue {
+		for i := range c.Queues {
+			if string(c.Queues[i].Name) == name {
+				return c.Queues[i]
+			}
+		}
+		return core.Queue{}
+	}
 	return &lifecycle.Settings{
 		Region: server.Region, MaxPriority: server.MaxPriority, Levels: c.Levels, CardTypes: c.CardTypes,
 		ReserveTimeout: c.ReserveTimeout, LostGrace: cfg.LostGrace, MaxAttempts: c.MaxAttempts, Tags: server.HasTags(),
-		Grace: func(queue string) time.Duration {
-			for i := range c.Queues {
-				if string(c.Queues[i].Name) == queue {
-					return c.Queues[i].Preempt.Grace
-				}
-			}
-			return 0
-		},
+		Grace:      func(name string) time.Duration { return queue(name).Preempt.Grace },
+		MinRuntime: func(name string) time.Duration { return queue(name).Preempt.MinRuntime },
+		TimeLimit:  func(name string) time.Duration { return queue(name).TimeLimit },
+		HasQueue:   func(name string) bool { return queue(name).Name != "" },
 		// The loop holds the state whenever a gang is stepped.
 		BySignal: func(node string) bool { return !a.follows || a.state.signalled(node) },
 		Queue:    func(named, namespace string) (string, []contract.Fault) { return queueOf(c, named, namespace) },

@@ -135,3 +135,83 @@ func TestWhileNoPlannerRuns(t *testing.T) {
 	must.Eq(t, 2, b.members.launches("default/ends", 1))
 	must.Eq(t, 2, b.members.launches("default/loses", 2))
 }
+
+// The planner is killed before its kth call, for every k on the way of an
+// eviction: the gang that borrows is asked, leaves, and goes on when the one
+// that was entitled is complete. Whatever the call, both end right.
+func TestCrashAtEveryCallOfAnEviction(t *testing.T) {
+	t.Parallel()
+	for _, channel := range []string{"signals", "channel"} {
+		t.Run(channel, func(t *testing.T) {
+			t.Parallel()
+			crashEvicting(t, channel == "channel")
+		})
+	}
+}
+
+func crashEvicting(t *testing.T, direct bool) {
+	borrows := job{id: "borrows", count: 2, cards: 1, meta: in("lab"), args: []string{"run=15ms", "from=2"}}
+	entitled := job{id: "entitled", count: 2, cards: 1, meta: in("prod"), args: []string{"run=15ms"}}
+	// run has a planner without fault start the first gang, and one that dies at
+	// its kth call see the second one.
+	run := func(t *testing.T, c *crasher) *bench {
+		b := newBench(t, 2, 1).twoQueues(2)
+		if direct {
+			b.direct()
+		}
+		b.start()
+		b.submit(borrows)
+		b.training("borrows", 1)
+		b.stop()
+		b.put("/v1/jobs", map[string]any{"Job": entitled.json()})
+		b.before = c.before
+		if direct {
+			b.members.channel.Fail = c.before
+		}
+		b.start()
+		return b
+	}
+	ends := func(b *bench) (view.Gang, view.Gang) {
+		return b.stage("entitled", contract.StageComplete), b.stage("borrows", contract.StageComplete)
+	}
+	c := &crasher{dead: make(chan struct{})}
+	b := run(t, c)
+	ends(b)
+	b.stop()
+	calls := c.n
+	must.Greater(t, 25, calls)
+	for k := 1; k <= calls; k++ {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			t.Parallel()
+			c := &crasher{at: k, dead: make(chan struct{})}
+			b := run(t, c)
+			select {
+			case <-c.dead:
+			case <-time.After(10 * time.Second):
+			}
+			b.stop()
+			crashed := "nothing"
+			if len(c.ops) >= k {
+				crashed = c.ops[k-1]
+			}
+			b.before = nil
+			if direct {
+				b.members.channel.Allow()
+			}
+			b.start()
+			first, second := ends(b)
+			where := must.Sprintf("killed before call %d, %q", k, crashed)
+			must.LessEq(t, 2, first.Attempt, where)
+			must.LessEq(t, 3, second.Attempt, where)
+			must.Eq(t, contract.OutcomeCheckpointed, second.Detail.Attempts[0].Exit.Outcome, where)
+			must.Eq(t, "preempted", second.Detail.Attempts[0].Reason, where)
+			must.Eq(t, "default/entitled", second.Detail.Attempts[0].For, where)
+			must.Len(t, 0, b.members.problems, where)
+			must.Eq(t, 2, b.members.launches("default/entitled", first.Attempt), where)
+			must.Eq(t, 2, b.members.launches("default/borrows", second.Attempt), where)
+			b.eventually("nothing of the gangs is left", func() bool {
+				return b.live("entitled")+b.live("borrows") == 0 && (!direct || b.members.channel.Empty())
+			})
+		})
+	}
+}

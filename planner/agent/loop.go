@@ -12,6 +12,7 @@ import (
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
 
 // leastPause between two looks at a gang that wants to be woken at once.
@@ -48,6 +49,7 @@ func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
 		// A picture that cannot be trusted is not acted on.
 		if a.state.whole && a.state.loaded && a.state.contact.OK {
 			a.step(ctx, now, run)
+			a.room(ctx, now, run)
 			if a.due(now) {
 				snapshot = a.snapshot(now)
 			}
@@ -103,7 +105,7 @@ func (a *Agent) took(e *entry, o outcome) {
 		e.gang.Step(o.done)
 	}
 	starting := e.starting != nil
-	e.busy, e.dirty, e.starting = false, true, nil
+	e.busy, e.dirty, e.starting, e.leavers = false, true, nil, nil
 	if o.done.Err != nil {
 		a.log.Warn("an effect failed", "gang", e.gang.ID.String(), "error", o.done.Err)
 	}
@@ -169,7 +171,11 @@ func (s *state) byName() []*entry {
 	if s.ordered != nil {
 		return s.ordered
 	}
-	return slices.SortedFunc(maps.Values(s.gangs), func(a, b *entry) int {
+	return byName(s.gangs)
+}
+
+func byName(gangs map[picture.Key]*entry) []*entry {
+	return slices.SortedFunc(maps.Values(gangs), func(a, b *entry) int {
 		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Job, b.key.Job))
 	})
 }
@@ -178,6 +184,7 @@ func (s *state) byName() []*entry {
 // way to training, and what is told of its stages.
 func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 	g := e.gang
+	a.state.track(e)
 	follow := false
 	switch g.Saved.Phase {
 	case lifecycle.Reserving:
@@ -187,6 +194,8 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 		for _, st := range g.Saved.Stages {
 			follow = follow && st.Stage != contract.StageTraining
 		}
+		// Who is asked to leave tells how that goes.
+		follow = follow || g.Saved.Ask != nil
 	}
 	if e.watch != nil && (!follow || e.watched != g.Saved.Attempt) {
 		e.watch()
@@ -217,6 +226,8 @@ func (a *Agent) forget(e *entry) {
 	}
 	delete(a.state.gangs, e.key)
 	a.state.ordered = nil
+	delete(a.state.makingRoom, e.key)
+	delete(a.state.askedFor, e.key)
 	a.state.reclaim(e.key)
 }
 
@@ -255,7 +266,7 @@ func (a *Agent) next(now time.Time) time.Duration {
 // carry gives a plan's decisions to the gangs that they are about.
 func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run func(*entry, []lifecycle.Effect)) {
 	s := &a.state
-	s.notices = plan.Notices
+	s.notices, s.reservations = plan.Notices, plan.Reservations
 	for i := range plan.Verdicts {
 		a.judge(&plan.Verdicts[i], now)
 	}
@@ -275,19 +286,33 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 		run(e, effects)
 		return e
 	}
+	starts := map[core.GangID]bool{}
 	for i := range plan.Starts {
 		start := &plan.Starts[i]
+		starts[start.Gang] = true
 		if why, bad := a.refused(start); bad {
 			a.log.Info("a plan is not carried out: a card turned bad while it was made", "gang", string(start.Gang), "why", why)
 			s.decideSoon = true
 			continue
 		}
-		if e := act(start.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event { return lifecycle.Start{Seen: v, Plan: *start} }); e != nil {
-			e.starting = start
+		leavers := s.leavers(start, plan)
+		if e := act(start.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event {
+			return lifecycle.Start{Seen: v, Plan: *start, Leavers: leavers}
+		}); e != nil {
+			e.starting, e.leavers = start, leavers
 		}
 	}
 	for _, eviction := range plan.Evictions {
-		act(eviction.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event { return lifecycle.Evict{Seen: v, Plan: eviction} })
+		if starts[eviction.For] {
+			continue // asked once the start's place is registered; see room
+		}
+		queue := ""
+		if e := s.gangs[gangKey(eviction.For)]; e != nil {
+			queue = e.gang.QueueName()
+		}
+		act(eviction.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event {
+			return lifecycle.Evict{Seen: v, Plan: eviction, Queue: queue}
+		})
 	}
 	for _, fail := range plan.Fails {
 		act(fail.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event {

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -28,10 +29,14 @@ type members struct {
 	problems []string
 	// channel, where set, takes the place of signals and task events.
 	channel *releasetest.Memory
+	// saved lets members leave that were asked to and save=slowly.
+	saved chan struct{}
+	// running are all members that were launched, by job and allocation.
+	running map[string]*virtualMember
 }
 
 func newMembers() *members {
-	return &members{started: map[string]int{}, plain: map[string]int{}, launched: map[string]time.Time{}}
+	return &members{started: map[string]int{}, plain: map[string]int{}, launched: map[string]time.Time{}, saved: make(chan struct{}), running: map[string]*virtualMember{}}
 }
 
 func (m *members) launches(gang string, attempt int) int {
@@ -80,7 +85,17 @@ type virtualMember struct {
 	attempt int
 	state   contract.State
 	asked   bool
+	asks    int // how many asks and withdrawals came
 	ended   bool
+	task    *nomadsim.Task
+}
+
+// completes ends the member as one whose ranks are done.
+func (v *virtualMember) completes() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.asked = false
+	v.end(v.task, v.gang, contract.OutcomeComplete, 0)
 }
 
 func (v *virtualMember) report(t *nomadsim.Task, gang contract.GangID, state contract.State, more func(*contract.Report)) {
@@ -105,9 +120,8 @@ func (v *virtualMember) follow(t *nomadsim.Task) {
 		v.mu.Lock()
 		if r != nil {
 			v.record(t, r)
-			if r.Ask != nil && v.state == contract.StateTraining {
-				v.asked = true
-				v.end(t, gang, contract.OutcomeCheckpointed, 0)
+			if r.Ask != nil {
+				v.ask(t, *r.Ask)
 			}
 		}
 		ended := v.ended
@@ -125,9 +139,9 @@ func (v *virtualMember) signal(t *nomadsim.Task, signal string) {
 	kind, body, _ := strings.Cut(signal, " ")
 	switch kind {
 	case contract.SignalAsk:
-		v.asked = true
-		if v.state == contract.StateTraining {
-			v.end(t, v.gang, contract.OutcomeCheckpointed, 0)
+		var a contract.Ask
+		if err := json.Unmarshal([]byte(body), &a); err == nil {
+			v.ask(t, a)
 		}
 		return
 	case contract.SignalRecord:
@@ -142,6 +156,41 @@ func (v *virtualMember) signal(t *nomadsim.Task, signal string) {
 		return
 	}
 	v.record(t, r)
+}
+
+// ask has the member save and leave: at once; with save=slowly, once the test
+// lets it; with deaf=yes, when its grace is over.
+func (v *virtualMember) ask(t *nomadsim.Task, a contract.Ask) {
+	if a.Kind == contract.AskWithdrawn {
+		v.asked = false
+		v.asks++
+		return
+	}
+	if v.asked || v.state != contract.StateTraining {
+		return
+	}
+	v.asked = true
+	v.asks++
+	n, outcome := v.asks, contract.OutcomeCheckpointed
+	leave := func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.asks == n {
+			v.end(t, v.gang, outcome, 0)
+		}
+	}
+	switch {
+	case v.act["deaf"] != "":
+		outcome = contract.OutcomeKilled
+		time.AfterFunc(time.Until(a.By), leave)
+	case v.act["save"] == "slowly":
+		go func() {
+			<-v.saved
+			leave()
+		}()
+	default:
+		v.end(t, v.gang, outcome, 0)
+	}
 }
 
 func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
@@ -175,13 +224,15 @@ func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
 		v.members.mu.Lock()
 		v.started[fmt.Sprintf("%s/%d", r.Gang, r.Attempt)]++
 		v.launched[v.start.Alloc.ID] = time.Now()
+		v.running[v.start.Alloc.JobID+"/"+v.start.Alloc.ID] = v
+		v.task = t
 		v.members.mu.Unlock()
 		v.report(t, r.Gang, contract.StateLaunched, nil)
 		if v.act["train"] != "no" {
 			v.report(t, r.Gang, contract.StateTraining, func(rep *contract.Report) { rep.Step = 1 })
 		}
 		run, err := time.ParseDuration(v.act["run"])
-		if err != nil {
+		if from := 1; err != nil || v.act["from"] != "" && (scan(v.act["from"], &from) != nil || v.attempt < from) {
 			return // until it is stopped
 		}
 		time.AfterFunc(run, func() {
@@ -204,6 +255,11 @@ func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
 	}
 }
 
+func scan(text string, into *int) error {
+	_, err := fmt.Sscan(text, into)
+	return err
+}
+
 func (v *virtualMember) end(t *nomadsim.Task, gang contract.GangID, outcome contract.Outcome, code int) {
 	if v.ended {
 		return
@@ -220,4 +276,38 @@ func (v *virtualMember) stop(t *nomadsim.Task, _ string) {
 	defer v.mu.Unlock()
 	v.asked = true
 	v.end(t, v.gang, contract.OutcomeKilled, 0)
+}
+
+// completeAll ends the ranks of a gang that run, well and by themselves.
+func (m *members) completeAll(job string) {
+	m.mu.Lock()
+	var all []func()
+	for key, v := range m.running {
+		if strings.HasPrefix(key, job+"/") {
+			all = append(all, v.completes)
+		}
+	}
+	m.mu.Unlock()
+	for _, end := range all {
+		end()
+	}
+}
+
+// eventuallyNotAsked waits until no member of a gang means to leave.
+func (m *members) eventuallyNotAsked(b *bench, job string) {
+	b.t.Helper()
+	b.eventually("its members know that they may stay", func() bool {
+		m.mu.Lock()
+		all := maps.Clone(m.running)
+		m.mu.Unlock()
+		for key, v := range all {
+			v.mu.Lock()
+			asked := v.asked && !v.ended
+			v.mu.Unlock()
+			if asked && strings.HasPrefix(key, job+"/") {
+				return false
+			}
+		}
+		return true
+	})
 }

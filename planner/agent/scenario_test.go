@@ -46,7 +46,10 @@ func (b *bench) put(path string, body any) {
 	must.Eq(b.t, http.StatusOK, r.StatusCode, must.Sprintf("%s: %s", path, text))
 }
 
-type allocInfo struct{ ID, NodeID, NodeName, ClientStatus, DesiredStatus string }
+type allocInfo struct {
+	ID, NodeID, NodeName, ClientStatus, DesiredStatus string
+	ModifyIndex                                       uint64
+}
 
 func (b *bench) allocs(id string) []allocInfo {
 	b.t.Helper()

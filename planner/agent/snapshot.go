@@ -19,7 +19,8 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 	s := &a.state
 	s.decideSoon = false
 	cfg := a.config.Current()
-	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused}
+	departing := s.departing()
+	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused, History: s.history(now)}
 	for _, e := range s.order() {
 		g, ok := e.gang.Core(now)
 		if !ok {
@@ -36,6 +37,9 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		}
 		if e.starting != nil {
 			g.State, g.Placement = core.GangPlacing, e.starting.Members
+		}
+		if departing[e.key] && (g.State == core.GangRunning || g.State == core.GangPlacing) {
+			g.State = core.GangStopping
 		}
 		snap.Gangs = append(snap.Gangs, g)
 		if e.starting != nil || e.gang.Saved.Phase == lifecycle.Reserving {

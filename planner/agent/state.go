@@ -35,7 +35,12 @@ type state struct {
 	// picture does not have yet.
 	submitters map[picture.Key]submitter
 
-	cards      *cards.Service
+	cards *cards.Service
+	// makingRoom are reservations that others are to leave for, askedFor those
+	// that were asked to; see room.
+	makingRoom, askedFor map[picture.Key]*entry
+	reservations         []core.Reservation // of the last plan
+
 	nodeList   cache[string, core.Node]
 	claims     cache[string, core.Claim]
 	notices    []core.Notice
@@ -77,8 +82,14 @@ type entry struct {
 	// evals and reports since its last step.
 	evals   []*picture.Eval
 	reports []contract.Report
-	// starting is the plan whose reservation is on its way.
+	// leaving are those who hold its places yet, as it was last shown.
+	leaving []lifecycle.Leaving
+	departs bool   // it is leaving, or is to
+	askTold string // the ask that was last told of
+	// starting is the plan whose reservation is on its way, and leavers those who
+	// hold its places.
 	starting *core.Start
+	leavers  []lifecycle.Leaver
 	verdict  core.Verdict
 	decided  bool // verdict is of this planner's life
 	// watch ends the following of the attempt's reports.
@@ -106,7 +117,7 @@ func newState() state {
 	return state{
 		nodes: map[string]*picture.Node{}, raw: map[string]*picture.Node{}, allocs: map[string]*picture.Alloc{}, byJob: map[picture.Key]map[string]*picture.Alloc{},
 		submitters: map[picture.Key]submitter{}, jobs: map[picture.Key]*picture.Job{}, gangs: map[picture.Key]*entry{},
-		nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
+		makingRoom: map[picture.Key]*entry{}, askedFor: map[picture.Key]*entry{}, nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
 	}
 }
 
@@ -280,6 +291,7 @@ func (s *state) claim(id string, a *picture.Alloc) {
 	if e := s.gangs[a.Key()]; e != nil {
 		c.Gang = core.GangID(a.Key().String())
 		c.Attempt, c.Member = e.gang.Saved.Attempt, max(a.NameIndex(), 0)
+		c.Stopping = c.Stopping || e.departs
 	}
 	i, known := s.claims.at[id]
 	if known && sameClaim(&s.claims.values[i], &c) {
@@ -311,6 +323,8 @@ func (s *state) seen(e *entry, now time.Time) lifecycle.Seen {
 	for _, a := range s.byJob[e.key] {
 		v.Allocs = append(v.Allocs, a)
 	}
+	v.Leaving = s.leaving(e)
+	e.leaving = v.Leaving
 	slices.SortFunc(v.Allocs, func(a, b *picture.Alloc) int {
 		return cmp.Or(cmp.Compare(a.CreateIndex, b.CreateIndex), cmp.Compare(a.ID, b.ID))
 	})

@@ -38,6 +38,7 @@ func (a *Agent) publish(e *entry, event view.Event) {
 // tell publishes the stages that a gang has entered since it was last told of,
 // and books their times.
 func (a *Agent) tell(e *entry, now time.Time) {
+	a.tellAsk(e, now)
 	stages := e.gang.Saved.Stages
 	// Stages are only ever appended, or begun anew.
 	from := e.told
@@ -75,6 +76,26 @@ func stageEvent(e *entry, st lifecycle.Stage) view.Event {
 		text += ": " + st.Text
 	}
 	return view.Event{At: st.At.UTC(), Kind: view.EventStage, Stage: st.Stage, Text: text, Gang: e.key.String(), Queue: e.gang.QueueName(), Attempt: e.gang.Saved.Attempt}
+}
+
+// tellAsk publishes that a gang was asked to leave, or may stay.
+func (a *Agent) tellAsk(e *entry, now time.Time) {
+	kind, text := "", ""
+	if ask := e.gang.Saved.Ask; ask != nil && e.gang.Saved.Phase == lifecycle.Released {
+		kind = ask.Kind + ask.At.String()
+		text = fmt.Sprintf("evict: asked to save and leave within %s (%s): %s", ask.Grace.Round(time.Second), ask.Kind, ask.Why)
+		if ask.Kind == contract.AskWithdrawn {
+			text = "run: may stay: " + ask.Why
+		}
+	}
+	if kind == e.askTold {
+		return
+	}
+	e.askTold = kind
+	if text != "" {
+		a.publish(e, view.Event{At: now.UTC(), Kind: view.EventEvict, Text: text})
+		a.log.Info("gang is asked", "gang", e.key.String(), "attempt", e.gang.Saved.Attempt, "text", text)
+	}
 }
 
 // judge keeps a gang's verdict and tells of one that changed.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -120,15 +121,68 @@ func (e *entry) stageNow() (contract.Stage, core.Reason, string) {
 	case lifecycle.Stopping:
 		return stage, core.ReasonStopping, saved.Stop.Reason + ": " + saved.Stop.Text
 	case lifecycle.Released:
-		if saved.Ask != nil {
-			return stage, core.ReasonEvicted, saved.Ask.Why
+		if ask := saved.Ask; ask != nil && ask.Kind != contract.AskWithdrawn {
+			return stage, core.ReasonEvicted, fmt.Sprintf("asked at %s to save and leave (%s): %s; its grace ends at %s", clock(ask.At), ask.Kind, ask.Why, clock(ask.By))
 		}
 		return stage, core.ReasonRunning, "its ranks run"
 	case lifecycle.Reserving:
+		if text := waitsFor(e.leaving); text != "" {
+			return stage, core.ReasonVictims, text
+		}
 		return stage, core.ReasonRunning, "its members are being placed and made ready"
 	}
 	return stage, "", ""
 }
+
+// verdictNow is the core's verdict, with what has become of it since: a gang
+// whose reservation waits names those who are to leave, and one that was asked
+// to leave says for whom.
+func (s *state) verdictNow(e *entry) core.Verdict {
+	v := e.verdict
+	saved := &e.gang.Saved
+	if saved.Phase == lifecycle.Waiting || saved.Phase == lifecycle.Over {
+		return v
+	}
+	if _, reason, sentence := e.stageNow(); reason != core.ReasonRunning {
+		v.Reason, v.Sentence = reason, sentence
+	}
+	if len(e.leaving) == 0 {
+		return v
+	}
+	b := core.Blocker{Reason: core.ReasonVictims, Text: waitsFor(e.leaving)}
+	for _, l := range e.leaving {
+		cards := 0
+		for i := range s.claims.values {
+			if c := &s.claims.values[i]; string(c.Gang) == l.Gang {
+				cards += len(c.Cards)
+			}
+		}
+		b.Holders = append(b.Holders, core.Holder{Gang: core.GangID(l.Gang), Job: l.Gang, Cards: cards, Until: l.Until})
+	}
+	v.Blockers = append([]core.Blocker{b}, v.Blockers...)
+	return v
+}
+
+// waitsFor says who a reservation waits for; "": nobody.
+func waitsFor(leaving []lifecycle.Leaving) string {
+	var who []string
+	for i, l := range leaving {
+		switch {
+		case i == 3:
+			return fmt.Sprintf("its places are kept; %s and %d more have to leave them first", strings.Join(who, ", "), len(leaving)-i)
+		case !l.Asked:
+			who = append(who, l.Gang+" (about to be asked)")
+		default:
+			who = append(who, fmt.Sprintf("%s (asked; its grace ends at %s)", l.Gang, clock(l.Until)))
+		}
+	}
+	if len(who) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("its places are kept; %s has to leave them first", strings.Join(who, ", "))
+}
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05Z") }
 
 func exitView(exit *contract.Exit, member int, text string) *view.Exit {
 	if exit == nil {
@@ -162,7 +216,7 @@ func (s *state) list(key picture.Key) []*picture.Alloc {
 
 func (s *state) detail(e *entry, now time.Time) *view.Detail {
 	g, saved := e.gang, &e.gang.Saved
-	d := &view.Detail{Verdict: view.FromVerdict(e.verdict), Stages: stagesView(saved.Stages, now), Groups: []view.Group{}, Members: []view.Member{},
+	d := &view.Detail{Verdict: view.FromVerdict(s.verdictNow(e)), Stages: stagesView(saved.Stages, now), Groups: []view.Group{}, Members: []view.Member{},
 		Attempts: []view.Attempt{}, Events: append([]view.Event{}, e.events...), JobVersion: saved.Version, JobModifyIndex: saved.Index,
 		Want: view.Want{TimeLimitSeconds: g.Meta.TimeLimit.Seconds(), Deadline: g.Meta.Deadline, Preemptible: g.Meta.Preemptible, GraceSeconds: g.Meta.Grace.Seconds(),
 			Retries: g.Meta.Retries, Split: g.Meta.Split, Spread: g.Meta.Spread, MinBandwidthGbit: g.Meta.MinBandwidth, PreferWaitSeconds: g.Meta.PreferWait.Seconds()}}
@@ -197,7 +251,7 @@ func (s *state) detail(e *entry, now time.Time) *view.Detail {
 		}
 	}
 	for _, at := range saved.Attempts {
-		v := view.Attempt{Number: at.Number, Ended: at.Ended.UTC(), Nodes: append([]string{}, at.Nodes...), Exit: exitView(at.Exit, at.Member, at.Text), Stages: stagesView(at.Stages, at.Ended)}
+		v := view.Attempt{Number: at.Number, Reason: at.Reason, For: at.For, Ended: at.Ended.UTC(), Nodes: append([]string{}, at.Nodes...), Exit: exitView(at.Exit, at.Member, at.Text), Stages: stagesView(at.Stages, at.Ended)}
 		times(&v, at.Stages)
 		d.Attempts = append(d.Attempts, v)
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
-	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
 
@@ -43,6 +42,9 @@ func (g *Gang) follow(v Seen) []Effect {
 	if e := g.moved(v); e != nil {
 		return e
 	}
+	if e := g.readCheckpoints(v); e != nil {
+		return e
+	}
 	// An allocation that is not on the list: its rank is held or refused by the
 	// driver, and it only takes room.
 	if surplus := g.unlisted(v); len(surplus) > 0 {
@@ -74,6 +76,17 @@ func (g *Gang) readReports(v Seen) []Effect {
 		return nil
 	}
 	g.since["reports"] = v.Now
+	return []Effect{ReadReports{g.Saved.Attempt}}
+}
+
+// readCheckpoints reads what members report of their checkpoints, now and then:
+// what it costs to evict a gang rests on it.
+func (g *Gang) readCheckpoints(v Seen) []Effect {
+	if !g.elapsed("checkpoints", v.Now, checkpointsEvery) {
+		return nil
+	}
+	g.since["checkpoints"] = v.Now
+	g.wake(v.Now.Add(checkpointsEvery))
 	return []Effect{ReadReports{g.Saved.Attempt}}
 }
 
@@ -344,7 +357,7 @@ func (g *Gang) verdict(e *ending) Stop {
 	}
 	stop := Stop{Reason: ReasonMember, Exit: e.exit, Member: e.index, Text: fmt.Sprintf("member %d%s: %s", e.index, node, e.exit.Text)}
 	if ask := g.Saved.Ask; ask != nil && (e.exit.Asked || cause(e.exit.Outcome) >= 4) {
-		stop.Reason, stop.Site = ask.Reason, true
+		stop.Reason, stop.Site, stop.Text = ask.Reason, true, ask.Why+"; "+stop.Text
 		return stop
 	}
 	switch e.exit.Outcome {
@@ -373,92 +386,4 @@ func (g *Gang) unlisted(v Seen) []*picture.Alloc {
 		}
 	}
 	return out
-}
-
-// asked sees to the members being asked to save and leave: for a drain, by
-// itself; for an eviction, as saved. Once the grace is over the attempt is
-// stopped.
-func (g *Gang) asked(v Seen) []Effect {
-	s := &g.Saved
-	if s.Ask == nil {
-		return g.draining(v)
-	}
-	if !v.Now.Before(s.Ask.By) {
-		return g.stop(v, *s, Stop{Reason: s.Ask.Reason, Site: true, Member: -1, Text: fmt.Sprintf("%s: the grace of %s is over", s.Ask.Why, s.Ask.Grace)})
-	}
-	g.wake(s.Ask.By)
-	if !g.askSent && len(s.Record.Members) > 0 && !g.publishAfter.After(v.Now) {
-		return []Effect{Publish{g.asking(s.Record)}}
-	}
-	return nil
-}
-
-// asking is the record with the ask that is in force.
-func (g *Gang) asking(record *contract.Record) *contract.Record {
-	if g.Saved.Ask == nil {
-		return record
-	}
-	r := *record
-	ask := g.Saved.Ask.Ask
-	r.Ask = &ask
-	return &r
-}
-
-// draining asks the whole gang where a node of it drains, with the drain's
-// deadline as grace.
-func (g *Gang) draining(v Seen) []Effect {
-	for _, m := range g.Saved.Record.Members {
-		for _, a := range v.Allocs {
-			if a.ID != m.Alloc || a.Terminal() {
-				continue
-			}
-			n := v.Node(a.NodeID)
-			if n == nil || !n.Draining {
-				continue
-			}
-			by := n.DrainBy
-			if by.IsZero() {
-				by = v.Now.Add(time.Hour)
-			}
-			next := g.Saved
-			next.Ask = &Ask{Ask: contract.Ask{Kind: "drain", By: by, Grace: by.Sub(v.Now), Why: fmt.Sprintf("node %s drains", n.Name)}, Reason: ReasonDrain}
-			return []Effect{Save{next}, Publish{g.withAsk(next.Ask.Ask)}}
-		}
-	}
-	return nil
-}
-
-func (g *Gang) withAsk(ask contract.Ask) *contract.Record {
-	r := *g.Saved.Record
-	r.Ask = &ask
-	return &r
-}
-
-// evict asks a running gang to save and leave, or stops it at once.
-func (g *Gang) evict(e Evict) []Effect {
-	s := &g.Saved
-	if s.Phase != Released || s.Attempt != e.Plan.Attempt || s.Ask != nil {
-		return nil
-	}
-	reason := e.Reason
-	if reason == "" {
-		reason = ReasonPreempted
-		switch e.Plan.Kind {
-		case core.EvictDrain:
-			reason = ReasonDrain
-		case core.EvictRepair:
-			reason = ReasonDamaged
-		case core.EvictTimeLimit:
-			reason = ReasonTimeLimit
-		}
-	}
-	if e.Plan.Immediate || e.Plan.Grace <= 0 || len(s.Record.Members) == 0 {
-		return g.stop(e.Seen, *s, Stop{Reason: reason, Text: e.Plan.Why, Site: true, Member: -1})
-	}
-	next := *s
-	next.Ask = &Ask{Ask: contract.Ask{Kind: "preempt", By: e.Now.Add(e.Plan.Grace), Grace: e.Plan.Grace, Why: e.Plan.Why}, Reason: reason, To: string(e.Plan.To), For: string(e.Plan.For)}
-	if reason == ReasonTimeLimit {
-		next.Ask.Kind = "time-limit"
-	}
-	return []Effect{Save{next}, Publish{g.withAsk(next.Ask.Ask)}}
 }

@@ -97,13 +97,26 @@ type Saved struct {
 	Places  []Place      `json:"places,omitempty"` // by member
 	Adopted bool         `json:"adopted,omitempty"`
 	Planned time.Time    `json:"planned,omitzero"`
-	// Victims that were still there when the attempt was planned: it waits for
-	// them rather than be taken back as short.
-	Victims []string `json:"victims,omitempty"`
+	// Leavers hold some of the attempt's places and are to leave them; it waits
+	// for them rather than be taken back as short. Room is when the last of them
+	// had left.
+	Leavers []Leaver  `json:"leavers,omitempty"`
+	Room    time.Time `json:"room,omitzero"`
+	// Backfilled: it runs on places that are promised to another gang.
+	Backfilled bool `json:"backfilled,omitempty"`
 	// Record is the frozen list.
 	Record *contract.Record `json:"record,omitempty"`
 	// Ask is the request to save and leave that the members were given.
 	Ask *Ask `json:"ask,omitempty"`
+	// Queue that the gang was moved to when it was evicted; "": its own.
+	Queue string `json:"queue,omitempty"`
+	// Evicted are the last day's evictions of it for other gangs.
+	Evicted []Evicted `json:"evicted,omitempty"`
+	// Ran is how long its ranks ran in ended attempts, without what was lost.
+	Ran time.Duration `json:"ran,omitempty"`
+	// SaveTime and RestartTime are the last ones that were measured.
+	SaveTime    time.Duration `json:"save_time,omitempty"`
+	RestartTime time.Duration `json:"restart_time,omitempty"`
 	// Stop is why the attempt is being ended, and what follows.
 	Stop *Stop `json:"stop,omitempty"`
 	// Foreign: the job was registered by somebody else in this attempt; at its
@@ -159,15 +172,6 @@ type Place struct {
 	Model core.Model      `json:"model,omitempty"`
 }
 
-// Ask is a request to save and leave, on its way.
-type Ask struct {
-	contract.Ask
-	Reason string `json:"reason"`
-	// To is the queue that the gang goes to; "": its own.
-	To  string `json:"to,omitempty"`
-	For string `json:"for,omitempty"` // the gang that gets its cards
-}
-
 // Stop is the end of an attempt, on its way.
 type Stop struct {
 	At     time.Time `json:"at"`
@@ -211,6 +215,9 @@ type Attempt struct {
 	Reason     string    `json:"reason,omitempty"`
 	Base       uint64    `json:"base,omitempty"`
 	Checkpoint time.Time `json:"checkpoint,omitzero"`
+	// Cause and For: by which right it was evicted, and for which gang.
+	Cause core.EvictionKind `json:"cause,omitempty"`
+	For   string            `json:"for,omitempty"`
 }
 
 // Ended is a member of an attempt that ended.
@@ -257,6 +264,10 @@ type Settings struct {
 	// BySignal tells whether members on a node are reached by Nomad's signals,
 	// which a task takes only once it runs.
 	BySignal func(node string) bool
+	// TimeLimit of gangs that state none and MinRuntime, by queue; nil: none.
+	TimeLimit, MinRuntime func(queue string) time.Duration
+	// HasQueue tells whether a leaf queue of the name is there.
+	HasQueue func(queue string) bool
 	// Queue finds the queue that a job of a namespace belongs to, named being
 	// what its meta block says, or tells why there is none.
 	Queue func(named, namespace string) (string, []contract.Fault)
@@ -441,17 +452,27 @@ type (
 		Reports []contract.Report
 		// Fresh: job, allocations and evaluations were read anew on request.
 		Fresh bool
+		// Leaving are those of Saved.Leavers that still hold something.
+		Leaving []Leaving
 	}
-	// Start is the plan's placement of a waiting gang.
+	// Start is the plan's placement of a waiting gang. Leavers hold some of its
+	// places.
 	Start struct {
 		Seen
-		Plan core.Start
+		Plan    core.Start
+		Leavers []Leaver
 	}
-	// Evict asks a running gang to save and leave.
+	// Evict asks a running gang to save and leave, and takes back one that is
+	// placed and not released. Queue is that of the gang it is for.
 	Evict struct {
 		Seen
-		Plan   core.Eviction
-		Reason string
+		Plan  core.Eviction
+		Queue string
+	}
+	// Withdraw takes an ask back: nobody needs the gang's cards any more.
+	Withdraw struct {
+		Seen
+		Why string
 	}
 	// GiveUp fails a gang that waits.
 	GiveUp struct {
@@ -476,8 +497,9 @@ type (
 	}
 )
 
-func (Seen) event()   {}
-func (Start) event()  {}
-func (Evict) event()  {}
-func (GiveUp) event() {}
-func (Done) event()   {}
+func (Seen) event()     {}
+func (Start) event()    {}
+func (Evict) event()    {}
+func (Withdraw) event() {}
+func (GiveUp) event()   {}
+func (Done) event()     {}

@@ -76,7 +76,7 @@ func sameCards(a *picture.Alloc, p Place) bool {
 // group may run several under Muster's driver.
 func (g *Gang) record(roster []*picture.Alloc, v Seen) *contract.Record {
 	r := &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: g.Saved.Attempt, Phase: contract.PhasePlaced, Queue: g.QueueName(),
-		HoldUntil: g.Saved.Planned.Add(g.set.ReserveTimeout + time.Minute), Min: g.Meta.Min, MinBandwidth: g.Meta.MinBandwidth}
+		HoldUntil: g.reservedUntil(v).Add(time.Minute), Min: g.Meta.Min, MinBandwidth: g.Meta.MinBandwidth}
 	for _, a := range roster {
 		if a == nil {
 			continue

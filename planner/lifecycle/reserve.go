@@ -25,10 +25,7 @@ func (g *Gang) start(e Start) []Effect {
 	next.Base = v.Job.JobModifyIndex
 	next.Record, next.Stop, next.Ask, next.Foreign, next.Damaged = nil, nil, nil, false, false
 	next.NotBefore, next.NotBeforeWhy = time.Time{}, ""
-	next.Victims = nil
-	for _, id := range e.Plan.After {
-		next.Victims = append(next.Victims, string(id))
-	}
+	next.Leavers, next.Room, next.Backfilled = e.Leavers, time.Time{}, e.Plan.OnPromise
 	next.Avoid = slices.DeleteFunc(slices.Clone(next.Avoid), func(a Avoid) bool { return !a.Until.After(v.Now) })
 	next.Places, next.Pin = g.pin(e.Plan, next.Attempt, v)
 	pinned, err := g.User.Pinned(*next.Pin)
@@ -43,7 +40,7 @@ func (g *Gang) start(e Start) []Effect {
 		place[p.Group]++
 	}
 	return []Effect{
-		Check{Job: pinned, Place: place, Index: next.Base, Blocked: len(next.Victims) > 0},
+		Check{Job: pinned, Place: place, Index: next.Base, Blocked: len(next.Leavers) > 0},
 		Save{next},
 		Register{Job: pinned, Index: next.Base, Version: next.Version},
 	}
@@ -204,9 +201,15 @@ func (g *Gang) registerAgain(v Seen) []Effect {
 // all of its members are ready.
 func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 	s := &g.Saved
-	late := !v.Now.Before(s.Planned.Add(g.set.ReserveTimeout))
+	if len(s.Leavers) > 0 && s.Room.IsZero() && len(v.Leaving) == 0 {
+		next := *s
+		next.Room = v.Now
+		return []Effect{Save{next}}
+	}
+	until := g.reservedUntil(v)
+	late := !v.Now.Before(until)
 	if !late {
-		g.wake(s.Planned.Add(g.set.ReserveTimeout))
+		g.wake(until)
 	}
 	for _, a := range v.Allocs {
 		if a.CreateIndex > s.Base && (a.Terminal() || a.Desired != "run") {
@@ -219,6 +222,9 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 	for i, a := range roster {
 		switch {
 		case a == nil:
+			if why := unfit(v, s.Places[i].Node); why != "" {
+				return g.stop(v, *s, Stop{Reason: ReasonReservation, Text: fmt.Sprintf("%s, where member %d was to go", why, i), Site: true, Member: i})
+			}
 			missing = append(missing, fmt.Sprintf("member %d (group %s)", i, s.Places[i].Group))
 		case a.Unknown() || nodeLost(v, a):
 			return g.stop(v, *s, Stop{Reason: ReasonNodeLost, Text: fmt.Sprintf("node %s was lost before the ranks were released", a.NodeName), Site: true, Member: i})
@@ -258,6 +264,37 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 		return []Effect{Publish{g.record(roster, v)}}
 	}
 	return g.ready(v, roster, late)
+}
+
+// reservedUntil is when a reservation is given up: counted from the plan, and
+// from when those had left who were to.
+func (g *Gang) reservedUntil(v Seen) time.Time {
+	from := g.Saved.Planned
+	if g.Saved.Room.After(from) {
+		from = g.Saved.Room
+	}
+	for _, l := range v.Leaving {
+		if l.Until.After(from) {
+			from = l.Until
+		}
+	}
+	return from.Add(g.set.ReserveTimeout)
+}
+
+// unfit tells why Nomad will place nothing more on a node; "": it may.
+func unfit(v Seen, node string) string {
+	n := v.Node(node)
+	switch {
+	case n == nil:
+		return fmt.Sprintf("node %s is gone", node)
+	case !n.Ready:
+		return fmt.Sprintf("node %s was lost", n.Name)
+	case n.Draining:
+		return fmt.Sprintf("node %s drains", n.Name)
+	case !n.Eligible:
+		return fmt.Sprintf("node %s is not eligible any more", n.Name)
+	}
+	return ""
 }
 
 // fetched enters the stage when every member's tasks have been started:
@@ -302,13 +339,19 @@ func (g *Gang) short(v Seen, e *picture.Eval, want int, missing []string, late b
 	placed := want - len(missing)
 	why := ""
 	switch {
+	case late && len(v.Leaving) > 0:
+		why = fmt.Sprintf("%s has not left its places %s after its grace", v.Leaving[0].Gang, g.set.ReserveTimeout)
 	case late:
 		why = fmt.Sprintf("%d of %d members were placed within %s; missing: %s", placed, want, g.set.ReserveTimeout, some(missing))
+	case len(v.Leaving) > 0:
+		return nil
+	case len(s.Leavers) > 0 && !g.elapsed("room", v.Now, roomWithin):
+		return nil // Nomad learns of the ends as we do
 	case e == nil && !g.elapsed("eval", v.Now, evalAfter):
 		return nil
 	case e == nil:
 		return g.refresh(v.Now)
-	case !e.Ended() || len(s.Victims) > 0:
+	case !e.Ended():
 		return nil
 	case e.Status != "complete":
 		why = fmt.Sprintf("Nomad's evaluation %s: %s", e.Status, e.Text)
@@ -392,8 +435,8 @@ func (g *Gang) release(v Seen, record *contract.Record) []Effect {
 		return nil
 	}
 	record.Phase = contract.PhaseReleased
-	if g.Meta.TimeLimit > 0 {
-		record.Deadline = v.Now.Add(g.Meta.TimeLimit)
+	if limit := g.Limit(); limit > 0 {
+		record.Deadline = v.Now.Add(limit)
 	}
 	// A report can be here before Nomad's client says that the task runs.
 	g.enter(contract.StageFetched, v.Now, "")

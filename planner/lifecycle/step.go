@@ -26,6 +26,14 @@ const (
 	// pauseFirst and pauseMost bound the pause after failures of the site, which
 	// doubles with each.
 	pauseFirst, pauseMost = 2 * time.Second, 10 * time.Minute
+	// checkpointsEvery is how often a training gang's checkpoints are read.
+	checkpointsEvery = 2 * time.Minute
+	// leaveSlack is what members get beyond the end of their grace to end by
+	// themselves: their supervisors stop them then.
+	leaveSlack = 15 * time.Second
+	// roomWithin is how long after the last leaver has gone Nomad is given to
+	// place those who take over.
+	roomWithin = 30 * time.Second
 	// attemptsKept of those that ended.
 	attemptsKept = 20
 )
@@ -43,6 +51,8 @@ func (g *Gang) Step(e Event) []Effect {
 		return g.start(e)
 	case Evict:
 		return g.evict(e)
+	case Withdraw:
+		return g.withdraw(e)
 	case GiveUp:
 		return g.giveUp(e)
 	}
@@ -363,7 +373,7 @@ func submit(s *Saved, job *jobspec.Job, now time.Time, keepPlace bool) {
 	if keepPlace {
 		return
 	}
-	s.Submitted, s.Sequence = now, int64(job.JobModifyIndex)
+	s.Submitted, s.Sequence, s.Queue = now, int64(job.JobModifyIndex), ""
 	if job.SubmitTime > 0 {
 		s.Submitted = time.Unix(0, job.SubmitTime).UTC()
 	}
@@ -393,6 +403,11 @@ func (g *Gang) read() {
 	g.queue, g.Faults = cmp.Or(queue, g.User.Meta[contract.MetaQueue]), append(g.Faults, faults...)
 }
 
+// movedTo tells whether the gang is in the queue that its eviction moved it to.
+func (g *Gang) movedTo() bool {
+	return g.Saved.Queue != "" && (g.set.HasQueue == nil || g.set.HasQueue(g.Saved.Queue))
+}
+
 // notCarried are faults of what this planner cannot run as a gang yet.
 func notCarried(job *jobspec.Job) []contract.Fault {
 	switch {
@@ -406,7 +421,12 @@ func notCarried(job *jobspec.Job) []contract.Fault {
 }
 
 // QueueName is the queue that the gang belongs to; "": none.
-func (g *Gang) QueueName() string { return g.queue }
+func (g *Gang) QueueName() string {
+	if g.movedTo() {
+		return g.Saved.Queue
+	}
+	return g.queue
+}
 
 // Groups are the task groups of the version that the user submitted; they must
 // not be changed.
@@ -536,7 +556,15 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 			Min: g.Meta.Min, Level: g.Meta.TopologyLevel, Required: g.Meta.TopologyRequired, PreferWait: g.Meta.PreferWait, TimeLimit: g.Meta.TimeLimit,
 			Deadline: g.Meta.Deadline, Preemptible: g.Meta.Preemptible, Grace: g.Meta.Grace, Split: g.Meta.Split, Spread: g.Meta.Spread,
 		},
-		Damaged: s.Damaged,
+		Damaged: s.Damaged, Ran: s.Ran, SaveTime: s.SaveTime, RestartTime: s.RestartTime, Backfilled: s.Backfilled,
+	}
+	for _, ev := range s.Evicted {
+		if now.Sub(ev.At) < 24*time.Hour {
+			out.EvictedBy = append(out.EvictedBy, core.GangID(ev.For))
+		}
+		if today(ev.At, now) {
+			out.EvictionsToday++
+		}
 	}
 	for _, m := range g.Meta.Models {
 		out.Models = append(out.Models, core.Model(m))
@@ -569,6 +597,9 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 	}
 	if s.Phase != Waiting {
 		out.Started = s.Planned
+		if s.Room.After(s.Planned) {
+			out.Started = s.Room
+		}
 		for i, p := range s.Places {
 			out.Placement = append(out.Placement, core.Placement{Group: p.Group, Member: i, Node: core.NodeID(p.Node), Cards: p.Cards, Model: p.Model})
 		}

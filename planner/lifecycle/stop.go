@@ -179,10 +179,25 @@ func (g *Gang) ended(v Seen) []Effect {
 			why.Exit, why.Member = g.together(ends)
 		}
 	}
+	if why.Reason == ReasonTimeLimit && why.Final == contract.StageFailed {
+		why.Exit = overLimit(v.Now, why)
+	}
 	if why.Final != "" {
 		return g.finish(v, End{Stage: why.Final, At: v.Now, Text: why.Reason + ": " + why.Text, Exit: why.Exit, Member: why.Member}, &why)
 	}
 	return g.requeue(v, why)
+}
+
+// overLimit is the exit of a gang that its time limit ended, with what its
+// members made of it.
+func overLimit(now time.Time, why Stop) *contract.Exit {
+	x := contract.Exit{Code: -1, Rank: -1, Asked: true, Text: why.Text, At: now}
+	if why.Exit != nil {
+		x = *why.Exit
+		x.Text = fmt.Sprintf("%s (%s)", why.Text, x.Outcome)
+	}
+	x.Outcome = contract.OutcomeTimeLimit
+	return &x
 }
 
 // together is the exit that stands for all members of an attempt that was
@@ -227,7 +242,7 @@ func (g *Gang) requeue(v Seen, why Stop) []Effect {
 		pause := min(pauseFirst<<min(next.SiteFailures-1, 20), pauseMost)
 		next.NotBefore, next.NotBeforeWhy = v.Now.Add(pause), fmt.Sprintf("%s: %s", why.Reason, why.Text)
 	}
-	next.Queued = v.Now
+	g.leave(v, &next, why)
 	next.Stages = g.backInQueue(v.Now, fmt.Sprintf("%s: %s", why.Reason, why.Text))
 	effects := []Effect{}
 	if g.Saved.Attempt > 0 {
@@ -258,6 +273,9 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 	if why.Exit != nil {
 		a.Outcome = string(why.Exit.Outcome)
 	}
+	if ask := next.Ask; ask != nil && ask.Reason == why.Reason {
+		a.Cause, a.For = ask.Cause, ask.For
+	}
 	for _, p := range next.Places {
 		name := p.Node
 		if n := v.Node(p.Node); n != nil {
@@ -270,8 +288,8 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 		next.Attempts = next.Attempts[extra:]
 	}
 	next.Last = g.lastMembers(v)
-	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Victims = nil, nil, nil, nil, nil, nil
-	next.Planned, next.Adopted, next.Foreign = time.Time{}, false, false
+	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Leavers = nil, nil, nil, nil, nil, nil
+	next.Planned, next.Room, next.Adopted, next.Foreign, next.Backfilled = time.Time{}, time.Time{}, false, false, false
 	return next
 }
 

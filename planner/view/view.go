@@ -126,15 +126,19 @@ type Member struct {
 
 // Attempt is one try at running a gang.
 type Attempt struct {
-	Number   int         `json:"number"`
-	Planned  time.Time   `json:"planned,omitzero"`
-	Placed   time.Time   `json:"placed,omitzero"`
-	Released time.Time   `json:"released,omitzero"`
-	Ended    time.Time   `json:"ended,omitzero"`
-	Model    string      `json:"model,omitempty"`
-	Nodes    []string    `json:"nodes"` // names, by member
-	Exit     *Exit       `json:"exit,omitempty"`
-	Stages   []StageTime `json:"stages"`
+	Number   int       `json:"number"`
+	Planned  time.Time `json:"planned,omitzero"`
+	Placed   time.Time `json:"placed,omitzero"`
+	Released time.Time `json:"released,omitzero"`
+	Ended    time.Time `json:"ended,omitzero"`
+	Model    string    `json:"model,omitempty"`
+	Nodes    []string  `json:"nodes"` // names, by member
+	// Reason why it ended: preempted, drain, time-limit, node-lost, ...; and the
+	// gang that it made room for, if any.
+	Reason string      `json:"reason,omitempty"`
+	For    string      `json:"for,omitempty"`
+	Exit   *Exit       `json:"exit,omitempty"`
+	Stages []StageTime `json:"stages"`
 }
 
 // Exit is how an attempt, or the gang, ended.
