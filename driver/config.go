@@ -27,8 +27,9 @@ type Config struct {
 	HoldLimit  time.Duration // a member that nobody releases gives its cards back
 	Python     string
 	Interface  string
-	Path       string // search path of ranks
-	Isolation  string // contract.IsolationAuto or IsolationNone, for all tasks
+	Path       string   // search path of ranks
+	Isolation  string   // contract.IsolationAuto or IsolationNone, for all tasks
+	Devices    []string // nodes that every task may use, beside what it is granted; absolute
 }
 
 // RendezvousAuto chooses between Consul and signals.
@@ -47,6 +48,7 @@ type configMessage struct {
 	Interface  string         `codec:"interface"`
 	Path       string         `codec:"path"`
 	Isolation  string         `codec:"isolation"`
+	Devices    []string       `codec:"devices"`
 }
 
 type consulMessage struct {
@@ -80,7 +82,7 @@ func schemaOf(message reflect.Type, nested map[string]*hclspec.Spec) *hclspec.Sp
 		if kind.Kind() == reflect.Pointer {
 			kind = kind.Elem()
 		}
-		object[name] = &hclspec.Spec{Attr: &hclspec.Attr{Name: name, Type: map[reflect.Kind]string{reflect.String: "string", reflect.Bool: "bool"}[kind.Kind()]}}
+		object[name] = &hclspec.Spec{Attr: &hclspec.Attr{Name: name, Type: map[reflect.Kind]string{reflect.String: "string", reflect.Bool: "bool", reflect.Slice: "list(string)"}[kind.Kind()]}}
 	}
 	return &hclspec.Spec{Object: object}
 }
@@ -102,7 +104,7 @@ func ParseConfig(msgpack []byte) (Config, error) {
 	fault := func(field, value, want string) {
 		faults = append(faults, contract.Fault{Field: "config." + field, Value: value, Want: want})
 	}
-	c := Config{Rendezvous: m.Rendezvous, StateDir: m.StateDir, Python: m.Python, Interface: m.Interface, Path: m.Path, Isolation: m.Isolation,
+	c := Config{Rendezvous: m.Rendezvous, StateDir: m.StateDir, Python: m.Python, Interface: m.Interface, Path: m.Path, Isolation: m.Isolation, Devices: m.Devices,
 		PortLow: 18000, PortHigh: 18999, HoldLimit: 30 * time.Minute}
 	choose := func(field string, value *string, others ...string) {
 		if *value == "" {
@@ -122,6 +124,11 @@ func ParseConfig(msgpack []byte) (Config, error) {
 	}
 	if c.StateDir != "" && !filepath.IsAbs(c.StateDir) {
 		fault("state_dir", c.StateDir, "an absolute path")
+	}
+	for _, path := range m.Devices {
+		if !strings.HasPrefix(filepath.Clean(path), "/dev/") {
+			fault("devices", path, "paths below /dev")
+		}
 	}
 	if m.PortRange != "" {
 		low, high, err := parsePorts(m.PortRange)

@@ -45,6 +45,7 @@ type Plugin struct {
 	agent     map[string]string // the environment that the plugin was started with
 	parent    int               // the agent's process at that time
 	hierarchy isolation.Hierarchy
+	noJail    error // why ranks can have no /dev and /tmp of their own
 	events    *eventLog
 	table     tableCache
 
@@ -68,7 +69,7 @@ func New(log hclog.Logger, binary string) *Plugin {
 	if err != nil {
 		panic(err) // it is a constant
 	}
-	return &Plugin{log: log, binary: binary, agent: agent, parent: os.Getppid(), hierarchy: isolation.Detect(), events: newEventLog(), config: config, tasks: map[string]*task{}, news: make(chan struct{})}
+	return &Plugin{log: log, binary: binary, agent: agent, parent: os.Getppid(), hierarchy: isolation.Detect(), noJail: isolation.CanEnter(), events: newEventLog(), config: config, tasks: map[string]*task{}, news: make(chan struct{})}
 }
 
 // Info names the plugin.

@@ -69,6 +69,9 @@ func (p *Plugin) fingerprint(ctx context.Context, config Config) driver.Fingerpr
 	if p.hierarchy.Version == 0 && config.Isolation == contract.IsolationAuto {
 		notes = append(notes, "no cgroups: "+p.hierarchy.Why)
 	}
+	if p.noJail != nil && config.Isolation == contract.IsolationAuto {
+		notes = append(notes, "no private /dev and /tmp: "+p.noJail.Error())
+	}
 
 	python, err := preflight.FindPython(ctx, runProgram, config.Python, config.Path)
 	switch {

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nomad-muster/muster/driver/isolation"
 	"github.com/nomad-muster/muster/driver/rendezvous"
 	"github.com/nomad-muster/muster/driver/shim"
 	"github.com/nomad-muster/muster/driver/taskdir"
@@ -124,6 +125,10 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 	if parsed.Image != "" {
 		faults = append(faults, contract.Fault{Field: "config.image", Value: parsed.Image, Want: "this driver runs ranks on the host only: install what they need there, or use Nomad's artifact block"})
 	}
+	isolate := config.Isolation == contract.IsolationAuto && parsed.Isolation == contract.IsolationAuto
+	isolated, jailed := isolate && p.hierarchy.Version > 0, isolate && p.noJail == nil
+	mounts, mountFaults := mountsOf(cfg, jailed)
+	faults = append(faults, mountFaults...)
 	if err := contract.Faults(faults).Err(); err != nil {
 		return shim.Spec{}, err
 	}
@@ -138,17 +143,19 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		return shim.Spec{}, contract.Faults{{Field: "config.elastic", Value: "true", Want: "Consul on every node (rendezvous = \"consul\" in the driver's block): without it members do not see who comes and goes"}}.Err()
 	}
 
-	isolated := config.Isolation == contract.IsolationAuto && parsed.Isolation == contract.IsolationAuto && p.hierarchy.Version > 0
 	s := shim.Spec{
 		V: shim.SpecVersion, TaskID: cfg.ID, Version: buildinfo.String(), Config: parsed, Env: env, Cards: cards, User: who,
 		Self:    rendezvous.Self{Gang: contract.GangID{Region: cfg.Env["NOMAD_REGION"], Namespace: cfg.Namespace, Job: cfg.JobID}, Alloc: cfg.AllocID, Task: cfg.Name},
 		TaskDir: filepath.Join(cfg.AllocDir, cfg.Name), Stdout: cfg.StdoutPath, Stderr: cfg.StderrPath, Node: cfg.NodeName, Group: cfg.TaskGroupName, Wrapper: p.binary,
 		Rendezvous: mode, Consul: config.Consul, HoldLimit: config.HoldLimit,
 		Python: config.Python, Interface: config.Interface, PortLow: config.PortLow, PortHigh: config.PortHigh,
-		Isolated: isolated, Cgroup: strings.NewReplacer("/", ".", " ", "_").Replace(cfg.ID),
+		Isolated: isolated, Hierarchy: p.hierarchy, Cgroup: strings.NewReplacer("/", ".", " ", "_").Replace(cfg.ID),
+		Jailed: jailed, AllocDir: cfg.AllocDir, Mounts: mounts,
+		// NVIDIA's multi-process service is reached through shared memory.
+		SharedIPC: cfg.DeviceEnv["CUDA_MPS_PIPE_DIRECTORY"] != "",
 	}
-	for _, d := range cfg.Devices {
-		s.Devices = append(s.Devices, d.HostPath)
+	if s.Devices, err = p.devices(config, cfg, len(cards)); err != nil {
+		return shim.Spec{}, err
 	}
 	if r := cfg.Resources; r != nil {
 		s.MemoryBytes, s.NomadCgroup, s.OOMScore = r.LinuxMemoryLimitBytes, r.CPUSetCgroup, int(r.LinuxOOMScoreAdj)
@@ -158,6 +165,42 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		s.NomadIP, s.Port = ports(r)
 	}
 	return s, nil
+}
+
+// devices gives all that the task may use, of what the device plugins granted
+// and what the operator allows every task. A device plugin that names cards by
+// variables alone leaves nothing to tell them apart by: then all are granted.
+func (p *Plugin) devices(config Config, cfg *driver.TaskConfig, cards int) ([]isolation.Device, error) {
+	var out []isolation.Device
+	for _, path := range config.Devices {
+		if _, err := os.Stat(path); err == nil { // nodes of an estate need not all have it
+			out = append(out, isolation.Device{Host: path})
+		}
+	}
+	for _, d := range cfg.Devices {
+		out = append(out, isolation.Device{Host: d.HostPath, Path: d.TaskPath, Access: d.Permissions})
+	}
+	if cards > 0 && len(cfg.Devices) == 0 {
+		all, err := isolation.CardNodes("/dev")
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, all...)
+	}
+	return out, nil
+}
+
+// mountsOf gives the volumes and what device plugins mount. Without a file system
+// of its own a task sees the host's paths, at their places, and nothing else.
+func mountsOf(cfg *driver.TaskConfig, jailed bool) (out []isolation.Mount, faults contract.Faults) {
+	for _, m := range cfg.Mounts {
+		if !jailed && m.HostPath != m.TaskPath {
+			faults = append(faults, contract.Fault{Field: "volume_mount.destination", Value: m.TaskPath, Want: fmt.Sprintf("%s: this task has no file system of its own to mount it in (no root, or isolation = \"none\"), and sees the volume where the host has it", m.HostPath)})
+			continue
+		}
+		out = append(out, isolation.Mount{Host: m.HostPath, Path: m.TaskPath, ReadOnly: m.ReadOnly})
+	}
+	return out, faults
 }
 
 // ports gives the address that Nomad gave the task's ports, and the one that is

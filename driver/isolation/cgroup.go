@@ -204,23 +204,39 @@ func (c *Cgroup) EnterThread() (back func() error, err error) {
 	}
 	var undo []string
 	back = func() error {
-		var faults []error
-		for _, dir := range undo {
-			faults = append(faults, writeControl(dir, "tasks", tid))
-		}
-		return errors.Join(faults...)
-	}
-	for _, dir := range dirs {
-		home, err := homeOf(dir, before)
-		if err == nil {
-			if err = writeControl(dir, "tasks", tid); err == nil {
-				undo = append(undo, home)
-				continue
+		return elsewhere(func() error {
+			var faults []error
+			for _, dir := range undo {
+				faults = append(faults, writeControl(dir, "tasks", tid))
 			}
+			return errors.Join(faults...)
+		})
+	}
+	err = elsewhere(func() error {
+		for _, dir := range dirs {
+			home, err := homeOf(dir, before)
+			if err == nil {
+				if err = writeControl(dir, "tasks", tid); err == nil {
+					undo = append(undo, home)
+					continue
+				}
+			}
+			return fmt.Errorf("enter cgroup: %w", err)
 		}
-		return nil, errors.Join(fmt.Errorf("enter cgroup: %w", err), back())
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, back())
 	}
 	return back, nil
+}
+
+// elsewhere runs on another thread: the calling one may be in a Jail, where
+// control groups are read-only.
+func elsewhere(do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	return <-done
 }
 
 // homeOf gives the cgroup that a thread is in before it enters dir, in dir's

@@ -3,18 +3,36 @@ package isolation
 import (
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Node is a character device of this host.
+// Device is a device node of the host that a task may use.
+type Device struct {
+	Host   string `json:"host"`             // path on the host
+	Path   string `json:"path,omitempty"`   // path that the task sees it at; empty: Host
+	Access string `json:"access,omitempty"` // of r, w and m (make); empty: rw
+}
+
+// Seen is the path that the task sees the device at.
+func (d Device) Seen() string {
+	if d.Path == "" {
+		return d.Host
+	}
+	return d.Path
+}
+
+// Node is what a device node stands for.
 type Node struct {
 	Path         string
+	Block        bool
 	Major, Minor uint32
+	Mode         uint32 // permission bits
+	UID, GID     uint32
 }
 
 // ReadNode looks at a device node.
@@ -23,10 +41,11 @@ func ReadNode(path string) (Node, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return Node{}, fmt.Errorf("look at device %s: %w", path, err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return Node{}, fmt.Errorf("look at device %s: it is no character device", path)
+	kind := st.Mode & unix.S_IFMT
+	if kind != unix.S_IFCHR && kind != unix.S_IFBLK {
+		return Node{}, fmt.Errorf("look at device %s: it is no device", path)
 	}
-	return Node{path, unix.Major(st.Rdev), unix.Minor(st.Rdev)}, nil
+	return Node{Path: path, Block: kind == unix.S_IFBLK, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev), Mode: st.Mode & 0o777, UID: st.Uid, GID: st.Gid}, nil
 }
 
 // cardPatterns are the nodes through which cards and their fabric are used,
@@ -36,89 +55,104 @@ var cardPatterns = []string{"nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-
 
 // CardNodes gives the nodes of cards and network adapters below a folder, which
 // is /dev.
-func CardNodes(dev string) ([]Node, error) {
-	var out []Node
+func CardNodes(dev string) ([]Device, error) {
+	var out []Device
 	for _, pattern := range cardPatterns {
 		paths, err := filepath.Glob(filepath.Join(dev, pattern))
 		if err != nil {
 			return nil, err
 		}
 		for _, path := range paths {
-			if info, err := os.Stat(path); err != nil || info.Mode()&fs.ModeCharDevice == 0 {
-				continue
+			if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeCharDevice != 0 {
+				out = append(out, Device{Host: path})
 			}
-			n, err := ReadNode(path)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, n)
 		}
 	}
 	return out, nil
 }
 
-const (
-	// miscMajor is shared by devices of all kinds: there only the nodes that
-	// were found are denied.
-	miscMajor = 10
-	// coveredMinors are denied of every other kind, so that a card or slice that
-	// comes later is out of reach as well.
-	coveredMinors = 256
-)
-
-// DeviceRules gives what is denied, in the notation of the devices controller:
-// every card of the node's kinds but the granted ones. (A denied range cannot
-// be opened again for a part of it, so each number stands for itself.)
-func DeviceRules(cards, granted []Node) []string {
-	last := map[uint32]uint32{} // major -> highest minor to deny
-	var out []string
-	deny := func(major, minor uint32) {
-		if !slices.ContainsFunc(granted, func(g Node) bool { return g.Major == major && g.Minor == minor }) {
-			out = append(out, fmt.Sprintf("c %d:%d rwm", major, minor))
-		}
-	}
-	for _, n := range cards {
-		if n.Major == miscMajor {
-			deny(n.Major, n.Minor)
-		} else {
-			last[n.Major] = max(last[n.Major], n.Minor, coveredMinors-1)
-		}
-	}
-	for _, major := range slices.Sorted(maps.Keys(last)) {
-		for minor := range last[major] + 1 {
-			deny(major, minor)
-		}
-	}
-	return out
+// Rule lets processes use devices.
+type Rule struct {
+	Block        bool
+	Major, Minor int64  // -1: any
+	Access       string // of r, w, m
 }
 
-// DenyCards makes a device cgroup for the task in which only the granted cards
-// can be opened, by root too. It does nothing where this machine has no cards,
-// or where cgroups are of version 2.
-func (h Hierarchy) DenyCards(c *Cgroup, name, dev string, granted []string) error {
-	mount := h.Mounts["devices"]
-	if h.Version != 1 || mount == "" {
-		return nil
+// String is the notation of version 1's controller.
+func (r Rule) String() string {
+	kind := "c"
+	if r.Block {
+		kind = "b"
 	}
-	cards, err := CardNodes(dev)
-	if err != nil || len(cards) == 0 {
-		return err
-	}
-	var nodes []Node
-	for _, path := range granted {
-		n, err := ReadNode(path)
-		if err != nil {
-			return err
+	number := func(n int64) string {
+		if n < 0 {
+			return "*"
 		}
-		nodes = append(nodes, n)
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s %s:%s %s", kind, number(r.Major), number(r.Minor), r.Access)
+}
+
+// standard are the devices that every task has.
+var standard = []struct {
+	name string
+	rule Rule
+}{
+	{"null", Rule{Major: 1, Minor: 3, Access: "rwm"}}, {"zero", Rule{Major: 1, Minor: 5, Access: "rwm"}}, {"full", Rule{Major: 1, Minor: 7, Access: "rwm"}},
+	{"random", Rule{Major: 1, Minor: 8, Access: "rwm"}}, {"urandom", Rule{Major: 1, Minor: 9, Access: "rwm"}}, {"tty", Rule{Major: 5, Minor: 0, Access: "rwm"}},
+	{"", Rule{Major: 5, Minor: 2, Access: "rwm"}},    // ptmx, of the task's own terminals
+	{"", Rule{Major: 136, Minor: -1, Access: "rwm"}}, // pts
+}
+
+// Rules gives what a task with these devices may use; everything else is denied.
+func Rules(devices []Device) ([]Rule, error) {
+	var out []Rule
+	for _, s := range standard {
+		out = append(out, s.rule)
+	}
+	for _, d := range devices {
+		n, err := ReadNode(d.Host)
+		if err != nil {
+			return nil, err
+		}
+		access := d.Access
+		if access == "" {
+			access = "rw"
+		}
+		if strings.Trim(access, "rwm") != "" {
+			return nil, fmt.Errorf("device %s: access %q is not made of r, w and m", d.Host, access)
+		}
+		if !strings.Contains(access, "m") {
+			access += "m" // the node itself is made for the task
+		}
+		r := Rule{Block: n.Block, Major: int64(n.Major), Minor: int64(n.Minor), Access: access}
+		if !slices.Contains(out, r) {
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+// LimitDevices lets the processes of c use the devices of rules and no others,
+// root's processes and nodes of their own making too.
+func (h Hierarchy) LimitDevices(c *Cgroup, name string, rules []Rule) error {
+	if h.Version == 2 {
+		return limitByProgram(c.Track, rules)
+	}
+	mount := h.Mounts["devices"]
+	if mount == "" {
+		return fmt.Errorf("limit devices: the devices controller of cgroup version 1 is not mounted")
 	}
 	dir := filepath.Join(mount, parent, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make cgroup: %w", err)
 	}
 	c.Devices = dir
-	for _, rule := range DeviceRules(cards, nodes) {
-		if err := writeControl(dir, "devices.deny", rule); err != nil {
+	if err := writeControl(dir, "devices.deny", "a"); err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if err := writeControl(dir, "devices.allow", r.String()); err != nil {
 			return err
 		}
 	}

@@ -175,56 +175,6 @@ func TestOOMKill(t *testing.T) {
 	must.Positive(t, c.OOMKills())
 }
 
-func TestDeviceRules(t *testing.T) {
-	cards := []Node{{"/dev/nvidia0", 195, 0}, {"/dev/nvidia1", 195, 1}, {"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-uvm", 511, 0}, {"/dev/infiniband/rdma_cm", 10, 58}}
-	deny := DeviceRules(cards, []Node{cards[1], cards[2]})
-	for _, rule := range []string{"c 10:58 rwm", "c 195:0 rwm", "c 195:2 rwm", "c 511:0 rwm", "c 511:255 rwm"} {
-		must.SliceContains(t, deny, rule)
-	}
-	must.SliceNotContains(t, deny, "c 195:1 rwm")
-	must.SliceNotContains(t, deny, "c 195:255 rwm")
-	must.SliceContains(t, DeviceRules(cards, nil), "c 195:1 rwm")
-	must.SliceNotContains(t, DeviceRules(cards, cards), "c 10:58 rwm")
-	must.SliceEmpty(t, DeviceRules(nil, cards))
-}
-
-// A task opens the card it was granted and no other, as root too.
-func TestDenyCards(t *testing.T) {
-	h := Detect()
-	if h.Version != 1 || h.Mounts["devices"] == "" {
-		t.Skip("needs root and the devices controller of cgroup version 1: ", h.Why)
-	}
-	dev := t.TempDir()
-	for minor := range 2 {
-		// A number that no driver of this machine has: what may be opened answers
-		// "no such device", what may not is not permitted.
-		err := unix.Mknod(dev+"/nvidia"+strconv.Itoa(minor), unix.S_IFCHR|0o666, int(unix.Mkdev(195, uint32(minor))))
-		if err != nil {
-			t.Skip("no device node may be made here: ", err)
-		}
-	}
-	name := "dev-" + strconv.Itoa(os.Getpid())
-	c, err := h.New(name, "", Limits{})
-	must.NoError(t, err)
-	t.Cleanup(func() { must.NoError(t, c.Remove()) })
-	must.NoError(t, h.DenyCards(c, name, dev, []string{dev + "/nvidia1"}))
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	back, err := c.EnterThread()
-	must.NoError(t, err)
-	cmd := exec.Command("sh", "-c", "for i in 0 1; do cat "+dev+"/nvidia$i; done; mknod "+dev+"/own c 195 0 && cat "+dev+"/own; cat /dev/null && echo null works")
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	must.NoError(t, cmd.Start())
-	must.NoError(t, back())
-	_ = cmd.Wait()
-	must.StrContains(t, out.String(), "nvidia0: Operation not permitted")
-	must.StrContains(t, out.String(), "nvidia1: No such device or address")
-	must.StrContains(t, out.String(), "null works")
-	must.StrNotContains(t, out.String(), "own: No such device", must.Sprint("a node of one's own making opens no other card"))
-	must.ErrorContains(t, h.DenyCards(c, name, dev, []string{dev + "/absent"}), "absent")
-}
-
 func FuzzParseStat(f *testing.F) {
 	own, _ := os.ReadFile("/proc/self/stat")
 	f.Add(own)

@@ -147,7 +147,7 @@ func (s *supervisor) pythonStacks(ranks map[int]int) map[int]string {
 	var wg sync.WaitGroup
 	for number, pid := range ranks {
 		wg.Go(func() {
-			text, err := s.spawn.run(ctx, []string{spy, "dump", "--pid", fmt.Sprint(pid)}, env, "/")
+			text, err := run(ctx, s.spawn, command{argv: []string{spy, "dump", "--pid", fmt.Sprint(pid)}, env: env, dir: "/", outside: true})
 			if err != nil {
 				text = append(text, (err.Error() + "\n")...)
 			}

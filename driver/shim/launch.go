@@ -211,12 +211,12 @@ func (s *supervisor) startTorchrun(l *launch) error {
 	defer stderr.Close()
 	p := l.planned.Launcher
 	env := append(slices.Clone(p.Env), EnvRankSocket+"="+s.rankSocket())
-	_, done, err := s.spawn.start(command{argv: p.Argv, env: env, dir: p.Dir, files: [3]*os.File{nil, stdout, stderr}, user: s.spec.User, cgroup: s.cgroup})
+	launcher, err := s.spawn.start(command{argv: p.Argv, env: env, dir: p.Dir, files: [3]*os.File{nil, stdout, stderr}, user: s.spec.User, cgroup: s.cgroup})
 	if err != nil {
 		return err
 	}
 	go func() {
-		e := <-done
+		e := <-launcher.done
 		l.drain(drainWait)
 		s.event(member.LauncherEnded{Launch: l.number, Code: e.code, Signal: e.signal, PortBusy: l.portBusy(), Text: lastWords(l.tail.Lines()), At: e.at})
 	}()
@@ -281,18 +281,18 @@ func (s *supervisor) startRanks(l *launch) error {
 			return err
 		}
 		p := l.planned.Processes[i]
-		pid, done, err := s.spawn.start(command{argv: p.Argv, env: p.Env, dir: p.Dir, files: [3]*os.File{nil, files[0], files[1]}, user: s.spec.User, cgroup: s.cgroup})
+		started, err := s.spawn.start(command{argv: p.Argv, env: p.Env, dir: p.Dir, files: [3]*os.File{nil, files[0], files[1]}, user: s.spec.User, cgroup: s.cgroup})
 		files[0].Close()
 		files[1].Close()
 		if err != nil {
 			return err
 		}
 		l.mu.Lock()
-		r.pid = pid
+		r.pid = started.pid
 		l.mu.Unlock()
-		s.event(member.RankStarted{Launch: l.number, Rank: rank.Global, Local: rank.Local, PID: pid})
+		s.event(member.RankStarted{Launch: l.number, Rank: rank.Global, Local: rank.Local, PID: started.pid})
 		go func() {
-			e := <-done
+			e := <-started.done
 			if l.planned.Host && rank.Global == 0 && (e.code != 0 || e.signal != 0) {
 				time.Sleep(drainWait) // its last words may be about the port
 			}

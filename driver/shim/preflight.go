@@ -66,7 +66,7 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	s.mu.Unlock()
 	r := preflight.Check(ctx, preflight.Input{
 		Config: s.spec.Config, TaskDir: s.spec.TaskDir, Cards: s.spec.Cards, WantCards: want, SearchPath: s.spec.Env["PATH"], Python: s.spec.Python,
-		Interface: s.spec.Interface, NomadIP: s.spec.NomadIP, Port: s.spec.Port, PortLow: s.spec.PortLow, PortHigh: s.spec.PortHigh, StateDir: s.spec.Dir, Run: s.spawn.run,
+		Interface: s.spec.Interface, NomadIP: s.spec.NomadIP, Port: s.spec.Port, PortLow: s.spec.PortLow, PortHigh: s.spec.PortHigh, StateDir: s.spec.Dir, Run: s.ask,
 	})
 	report := contract.Report{Ranks: r.Ranks, World: s.spec.World(), Cards: s.spec.Cards, Problems: r.Problems}
 	if r.Address.IP.IsValid() {
@@ -102,6 +102,17 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	return report, s.ctx.Err() == nil
 }
 
+// ask runs a program where the ranks will run, as the supervisor's own user; see
+// preflight.Runner.
+func (s *supervisor) ask(ctx context.Context, argv, env []string, dir string) ([]byte, error) {
+	return run(ctx, s.spawn, command{argv: argv, env: env, dir: dir})
+}
+
+// askAsUser runs a program as a rank will run.
+func (s *supervisor) askAsUser(ctx context.Context, argv []string) ([]byte, error) {
+	return run(ctx, s.spawn, command{argv: argv, env: s.environment(), dir: s.spec.TaskDir, user: s.spec.User})
+}
+
 // environment of the ranks, as a list.
 func (s *supervisor) environment() []string {
 	env := make([]string, 0, len(s.spec.Env))
@@ -120,7 +131,7 @@ func (s *supervisor) checkAsUser() []contract.Problem {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, localTime)
 	defer cancel()
-	if _, err := s.spawn.runAs(ctx, s.spec.User, []string{"/bin/sh", "-c", `test -r "$0"`, script}, s.environment(), s.spec.TaskDir); err != nil {
+	if _, err := s.askAsUser(ctx, []string{"/bin/sh", "-c", `test -r "$0"`, script}); err != nil {
 		return []contract.Problem{{What: "script", Text: fmt.Sprintf("script = %q: user %s may not read it", script, s.spec.User.Name)}}
 	}
 	return nil
@@ -134,7 +145,7 @@ func (s *supervisor) siteCommand() []contract.Problem {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, s.spec.Config.PreflightTimeout)
 	defer cancel()
-	if _, err := s.spawn.runAs(ctx, s.spec.User, argv, s.environment(), s.spec.TaskDir); err != nil {
+	if _, err := s.askAsUser(ctx, argv); err != nil {
 		return []contract.Problem{{What: "command", Site: true, Text: fmt.Sprintf("preflight_command on %s: %v", s.spec.Node, err)}}
 	}
 	return nil

@@ -91,30 +91,30 @@ func TestServerTakesAnyInput(t *testing.T) {
 }
 
 // theSpawner is the one that a process can have: it waits for all children.
-var theSpawner = sync.OnceValues(func() (*spawner, error) { return newSpawner(false, 0) })
+var theSpawner = sync.OnceValues(func() (*spawner, error) { return newSpawner(func() error { return nil }, 0) })
 
 func TestSpawner(t *testing.T) {
 	s, err := theSpawner()
 	must.NoError(t, err)
-	run := func(argv ...string) (string, error) {
-		out, err := s.run(t.Context(), argv, []string{"PATH=/usr/bin:/bin", "A=b"}, "/")
+	runs := func(argv ...string) (string, error) {
+		out, err := run(t.Context(), s, command{argv: argv, env: []string{"PATH=/usr/bin:/bin", "A=b"}, dir: "/"})
 		return strings.TrimSpace(string(out)), err
 	}
-	out, err := run("sh", "-c", "echo $A $PWD")
+	out, err := runs("sh", "-c", "echo $A $PWD")
 	must.NoError(t, err)
 	must.Eq(t, "b /", out)
-	_, err = run("sh", "-c", "echo reason >&2; exit 3")
+	_, err = runs("sh", "-c", "echo reason >&2; exit 3")
 	must.ErrorContains(t, err, "code 3: reason")
-	_, err = run("sh", "-c", "kill -9 $$")
+	_, err = runs("sh", "-c", "kill -9 $$")
 	must.ErrorContains(t, err, "signal 9")
-	_, err = run("no-such-program")
+	_, err = runs("no-such-program")
 	must.ErrorContains(t, err, "looked in /usr/bin:/bin")
-	_, err = run("/no/such/program")
+	_, err = runs("/no/such/program")
 	must.ErrorContains(t, err, "no such file")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	_, err = s.run(ctx, []string{"/bin/sh", "-c", "sleep 60 & sleep 60"}, nil, "/")
+	_, err = run(ctx, s, command{argv: []string{"/bin/sh", "-c", "sleep 60 & sleep 60"}, dir: "/"})
 	must.ErrorIs(t, err, context.DeadlineExceeded)
 	must.Less(t, 5*time.Second, time.Since(start))
 }
@@ -126,9 +126,9 @@ func TestDeathsInOrder(t *testing.T) {
 	must.NoError(t, err)
 	var chans []<-chan ended
 	for _, pause := range []string{"0.2", "0.1", "0"} {
-		_, done, err := s.start(command{argv: []string{"/bin/sh", "-c", "sleep " + pause + "; exit 1"}, env: []string{"PATH=/bin:/usr/bin"}, dir: "/"})
+		p, err := s.start(command{argv: []string{"/bin/sh", "-c", "sleep " + pause + "; exit 1"}, env: []string{"PATH=/bin:/usr/bin"}, dir: "/"})
 		must.NoError(t, err)
-		chans = append(chans, done)
+		chans = append(chans, p.done)
 	}
 	s.mu.Lock() // the reaper is late
 	time.Sleep(500 * time.Millisecond)

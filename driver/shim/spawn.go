@@ -34,11 +34,46 @@ type command struct {
 	files  [3]*os.File // nil: /dev/null
 	user   *User
 	cgroup *isolation.Cgroup
+	// outside starts it beside the task's own surroundings: with the host's
+	// files and devices, and with all that the supervisor may do.
+	outside bool
+	// terminal makes it the leader of a session with a terminal of its own.
+	terminal bool
+}
+
+// started is a process that was started.
+type started struct {
+	pid      int
+	done     <-chan ended // gives how it ended, once
+	terminal *os.File     // the near end of its terminal
+}
+
+// forker is a thread that processes are started from. They inherit its
+// namespaces and bounds, and die with it: it ends with the supervisor.
+type forker chan func()
+
+// newForker makes a forker whose thread is prepared first; ready gives how that
+// went.
+func newForker(prepare func() error) (f forker, ready <-chan error) {
+	f = make(forker)
+	done := make(chan error, 1)
+	go func() {
+		// The parent death signal comes when the thread that forked ends, so
+		// this one thread does, and it ends with the process.
+		runtime.LockOSThread()
+		done <- prepare()
+		for job := range f {
+			job()
+		}
+	}()
+	return f, done
 }
 
 // spawner starts processes and waits for all children, orphans included.
 type spawner struct {
-	jobs     chan func()
+	inside   forker
+	outside  forker
+	ready    <-chan error // of inside
 	null     *os.File
 	oomScore int // of what is started
 	// deaths lists processes in the order in which they end: when several ranks
@@ -55,9 +90,10 @@ type child struct {
 	fd int
 }
 
-// newSpawner makes the process the subreaper of its descendants. With isolate,
-// what is started can gain no privileges by programs that are set-uid.
-func newSpawner(isolate bool, oomScore int) (*spawner, error) {
+// newSpawner makes the process the subreaper of its descendants. The thread from
+// which the task's processes are started is prepared first: whether that
+// succeeded comes on ready.
+func newSpawner(prepare func() error, oomScore int) (*spawner, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the subreaper: %w", err)
 	}
@@ -69,18 +105,9 @@ func newSpawner(isolate bool, oomScore int) (*spawner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wait for processes: %w", err)
 	}
-	s := &spawner{jobs: make(chan func()), waiting: map[int]child{}, null: null, deaths: deaths, oomScore: oomScore}
-	go func() {
-		// The parent death signal comes when the thread that forked ends, so
-		// one thread forks, and it ends with the process.
-		runtime.LockOSThread()
-		if isolate {
-			_ = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) // of this thread and what it forks
-		}
-		for job := range s.jobs {
-			job()
-		}
-	}()
+	s := &spawner{waiting: map[int]child{}, null: null, deaths: deaths, oomScore: oomScore}
+	s.outside, _ = newForker(func() error { return nil })
+	s.inside, s.ready = newForker(prepare)
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
 	go func() {
@@ -138,11 +165,33 @@ func (s *spawner) wait(pid int) bool {
 	return true
 }
 
-// start starts a process; how it ended comes once on the channel.
-func (s *spawner) start(c command) (pid int, done <-chan ended, err error) {
+// start starts a process.
+func (s *spawner) start(c command) (started, error) {
+	f := s.inside
+	if c.outside {
+		f = s.outside
+	}
+	type result struct {
+		started
+		err error
+	}
+	results := make(chan result, 1)
+	f <- func() {
+		p, err := s.fork(c)
+		results <- result{p, err}
+	}
+	r := <-results
+	if r.err != nil {
+		return started{}, fmt.Errorf("start %s: %w", c.argv[0], r.err)
+	}
+	return r.started, nil
+}
+
+// fork starts a process from the calling thread.
+func (s *spawner) fork(c command) (p started, err error) {
 	path, err := resolve(c.argv[0], c.dir, c.env)
 	if err != nil {
-		return 0, nil, err
+		return p, err
 	}
 	attr := &syscall.ProcAttr{Dir: c.dir, Env: c.env, Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
 	for _, f := range c.files {
@@ -154,44 +203,51 @@ func (s *spawner) start(c command) (pid int, done <-chan ended, err error) {
 	if c.user != nil {
 		attr.Sys.Credential = &syscall.Credential{Uid: c.user.UID, Gid: c.user.GID, Groups: c.user.Groups}
 	}
+	if c.terminal {
+		near, far, err := openTerminal(c.user)
+		if err != nil {
+			return p, err
+		}
+		defer unix.Close(far)
+		p.terminal = near
+		attr.Files = []uintptr{uintptr(far), uintptr(far), uintptr(far)}
+		attr.Sys.Setpgid, attr.Sys.Setsid, attr.Sys.Setctty, attr.Sys.Ctty = false, true, true, 0
+	}
+	back := func() error { return nil }
+	if c.cgroup != nil {
+		into, err := c.cgroup.CloneInto()
+		if err != nil {
+			return p, err
+		}
+		if into != nil {
+			defer into.Close()
+			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(into.Fd())
+		}
+		if back, err = c.cgroup.EnterThread(); err != nil {
+			return p, err
+		}
+	}
 	ch := make(chan ended, 1)
-	result := make(chan error, 1)
-	s.jobs <- func() {
-		back := func() error { return nil }
-		if c.cgroup != nil {
-			into, err := c.cgroup.CloneInto()
-			if err != nil {
-				result <- err
-				return
-			}
-			if into != nil {
-				defer into.Close()
-				attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(into.Fd())
-			}
-			if back, err = c.cgroup.EnterThread(); err != nil {
-				result <- err
-				return
-			}
-		}
-		s.mu.Lock()
-		var err error
-		if pid, err = syscall.ForkExec(path, c.argv, attr); err == nil {
-			s.waiting[pid] = child{ch, s.watch(pid)}
-		}
-		s.mu.Unlock()
-		if err == nil {
-			// The supervisor is spared when memory runs out, what it starts is not.
-			_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(s.oomScore)), 0)
-		}
-		result <- errors.Join(err, back())
+	s.mu.Lock()
+	if p.pid, err = syscall.ForkExec(path, c.argv, attr); err == nil {
+		s.waiting[p.pid] = child{ch, s.watch(p.pid)}
 	}
-	if err := <-result; err != nil {
-		if pid > 0 {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-		return 0, nil, fmt.Errorf("start %s: %w", path, err)
+	s.mu.Unlock()
+	if err == nil {
+		// The supervisor is spared when memory runs out, what it starts is not.
+		_ = os.WriteFile("/proc/"+strconv.Itoa(p.pid)+"/oom_score_adj", []byte(strconv.Itoa(s.oomScore)), 0)
 	}
-	return pid, ch, nil
+	if err = errors.Join(err, back()); err != nil {
+		if p.pid > 0 {
+			_ = unix.Kill(p.pid, unix.SIGKILL)
+		}
+		if p.terminal != nil {
+			p.terminal.Close()
+		}
+		return started{}, err
+	}
+	p.done = ch
+	return p, nil
 }
 
 // watch enters a process into deaths; -1 where the kernel cannot (before 5.3).
@@ -231,13 +287,13 @@ func resolve(name, dir string, env []string) (string, error) {
 	return "", fmt.Errorf("no program %q: looked in %s", name, search)
 }
 
-// run runs a program to its end and gives its standard output; see
-// preflight.Runner.
-func (s *spawner) run(ctx context.Context, argv, env []string, dir string) ([]byte, error) {
-	return s.runAs(ctx, nil, argv, env, dir)
+// starter starts processes: the spawner, or the agent inside an image.
+type starter interface {
+	start(c command) (started, error)
 }
 
-func (s *spawner) runAs(ctx context.Context, user *User, argv, env []string, dir string) ([]byte, error) {
+// run runs a program to its end and gives its standard output.
+func run(ctx context.Context, s starter, c command) ([]byte, error) {
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -249,7 +305,12 @@ func (s *spawner) runAs(ctx context.Context, user *User, argv, env []string, dir
 		return nil, err
 	}
 	defer errRead.Close()
-	pid, done, err := s.start(command{argv: argv, env: env, dir: dir, files: [3]*os.File{nil, outWrite, errWrite}, user: user})
+	if c.user != nil { // it may open its own /dev/stdout
+		_ = outWrite.Chown(int(c.user.UID), int(c.user.GID))
+		_ = errWrite.Chown(int(c.user.UID), int(c.user.GID))
+	}
+	c.files = [3]*os.File{nil, outWrite, errWrite}
+	p, err := s.start(c)
 	outWrite.Close()
 	errWrite.Close()
 	if err != nil {
@@ -261,22 +322,25 @@ func (s *spawner) runAs(ctx context.Context, user *User, argv, env []string, dir
 	pumps.Go(func() { copyLimited(&stderr, errRead) })
 	var e ended
 	select {
-	case e = <-done:
+	case e = <-p.done:
 	case <-ctx.Done():
-		_ = unix.Kill(-pid, unix.SIGKILL)
-		e = <-done
+		if p.pid > 0 {
+			_ = unix.Kill(-p.pid, unix.SIGKILL)
+		}
+		e = <-p.done
 	}
 	// A grandchild that keeps the pipe open is not waited for.
 	_ = outRead.SetReadDeadline(time.Now().Add(time.Second))
 	_ = errRead.SetReadDeadline(time.Now().Add(time.Second))
 	pumps.Wait()
+	name := c.argv[0]
 	switch {
 	case ctx.Err() != nil:
-		return stdout.Bytes(), fmt.Errorf("%s: %w", argv[0], ctx.Err())
+		return stdout.Bytes(), fmt.Errorf("%s: %w", name, ctx.Err())
 	case e.signal != 0:
-		return stdout.Bytes(), fmt.Errorf("%s ended by signal %d", argv[0], e.signal)
+		return stdout.Bytes(), fmt.Errorf("%s ended by signal %d", name, e.signal)
 	case e.code != 0:
-		return stdout.Bytes(), fmt.Errorf("%s ended with code %d: %s", argv[0], e.code, lastLine(stderr.Bytes(), stdout.Bytes()))
+		return stdout.Bytes(), fmt.Errorf("%s ended with code %d: %s", name, e.code, lastLine(stderr.Bytes(), stdout.Bytes()))
 	}
 	return stdout.Bytes(), nil
 }

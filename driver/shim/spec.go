@@ -27,6 +27,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/nomad-muster/muster/driver/isolation"
 	"github.com/nomad-muster/muster/driver/rendezvous"
 	"github.com/nomad-muster/muster/internal/contract"
 )
@@ -70,9 +71,15 @@ type Spec struct {
 	Cgroup      string `json:"cgroup,omitempty"`
 	NomadCgroup string `json:"nomad_cgroup,omitempty"`
 	MemoryBytes int64  `json:"memory_bytes,omitempty"`
-	// Devices that the reservation grants, as paths on the host; nil with cards
-	// granted by their ids alone: then nothing is denied.
-	Devices []string `json:"devices,omitempty"`
+	// Hierarchy that the task's cgroup is made in.
+	Hierarchy isolation.Hierarchy `json:"hierarchy"`
+	// Jailed: the ranks have a /dev, /tmp and inter-process communication of
+	// their own; see isolation.Jail.
+	Jailed    bool               `json:"jailed"`
+	Devices   []isolation.Device `json:"devices,omitempty"` // all that the task may use
+	Mounts    []isolation.Mount  `json:"mounts,omitempty"`
+	AllocDir  string             `json:"alloc_dir"`
+	SharedIPC bool               `json:"shared_ipc,omitempty"`
 }
 
 // User that ranks run as.

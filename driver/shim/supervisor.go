@@ -87,10 +87,15 @@ type supervisor struct {
 	status Status
 }
 
-func newSupervisor(spec Spec) (*supervisor, error) {
+func newSupervisor(spec Spec) (_ *supervisor, err error) {
 	dir := taskdir.Dir(spec.Dir)
 	s := &supervisor{spec: spec, dir: dir, start: dir.Start(spec.Self.Start), events: make(chan member.Event, 256), began: time.Now(), reports: make(chan contract.Report, 1), quiet: make(chan struct{}), seen: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil && s.cgroup != nil {
+			err = errors.Join(err, s.cgroup.Remove())
+		}
+	}()
 	logFile, err := os.OpenFile(s.start.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the supervisor's log: %w", err)
@@ -98,7 +103,10 @@ func newSupervisor(spec Spec) (*supervisor, error) {
 	_ = unix.Dup2(int(logFile.Fd()), 2) // a crash is told there too
 	s.log = slog.New(slog.NewTextHandler(logFile, nil))
 
-	if s.spawn, err = newSpawner(spec.Isolated, spec.OOMScore); err != nil {
+	// RDMA pins memory; the task's memory limit holds for that too. An ordinary
+	// user keeps the limit that it has.
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	if s.spawn, err = newSpawner(s.surround, spec.OOMScore); err != nil {
 		return nil, err
 	}
 	if s.stdout, err = logpipe.Open(spec.Stdout); err != nil {
@@ -110,24 +118,17 @@ func newSupervisor(spec Spec) (*supervisor, error) {
 	if err := s.makeRankDir(); err != nil {
 		return nil, err
 	}
-	if spec.Isolated {
-		if s.cgroup, err = isolation.Detect().New(spec.Cgroup, spec.NomadCgroup, isolation.Limits{MemoryBytes: spec.MemoryBytes}); err != nil {
-			return nil, fmt.Errorf("isolate the task: %w; isolation = \"none\" does without", err)
-		}
-		if len(spec.Cards) == 0 || len(spec.Devices) > 0 {
-			if err = isolation.Detect().DenyCards(s.cgroup, spec.Cgroup, "/dev", spec.Devices); err != nil {
-				return nil, errors.Join(fmt.Errorf("keep other tasks' cards from the task: %w; isolation = \"none\" does without", err), s.cgroup.Remove())
-			}
-		}
+	if s.cgroup, err = spec.makeCgroup(); err != nil {
+		return nil, err
 	}
-	// RDMA pins memory; the task's memory limit holds for that too. An ordinary
-	// user keeps the limit that it has.
-	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	// Out of memory, the ranks go first: the supervisor is what tells of it.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0o644)
 
 	if err := s.makeBoard(); err != nil {
 		return nil, err
+	}
+	if err := <-s.spawn.ready; err != nil {
+		return nil, fmt.Errorf("isolate the task: %w; isolation = \"none\" does without", err)
 	}
 	listener, err := Listen(s.start.Socket(), 0o600)
 	if err != nil {
@@ -400,6 +401,7 @@ func (s *supervisor) end() {
 		p.close()
 	}
 	s.server.finish(*s.member.Exit())
+	s.removeTemporary()
 	_ = os.Remove(s.start.Socket())
 	if !left && (published || s.publishEnd(time.Minute)) {
 		s.leaveBoard(5 * time.Second)
