@@ -154,7 +154,10 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		// NVIDIA's multi-process service is reached through shared memory.
 		SharedIPC: cfg.DeviceEnv["CUDA_MPS_PIPE_DIRECTORY"] != "",
 	}
-	if s.Devices, err = p.devices(config, cfg, len(cards)); err != nil {
+	for _, d := range cfg.Devices {
+		s.Devices = append(s.Devices, isolation.Device{Host: d.HostPath, Path: d.TaskPath, Access: d.Permissions})
+	}
+	if s.Common, err = commonDevices(config, cfg, len(cards)); err != nil {
 		return shim.Spec{}, err
 	}
 	if r := cfg.Resources; r != nil {
@@ -167,25 +170,19 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 	return s, nil
 }
 
-// devices gives all that the task may use, of what the device plugins granted
-// and what the operator allows every task. A device plugin that names cards by
-// variables alone leaves nothing to tell them apart by: then all are granted.
-func (p *Plugin) devices(config Config, cfg *driver.TaskConfig, cards int) ([]isolation.Device, error) {
-	var out []isolation.Device
+// commonDevices gives what the task may use beside what the device plugins
+// granted: what the operator allows every task and, where a device plugin names
+// cards by variables alone, which leaves nothing to tell them apart by, all cards.
+func commonDevices(config Config, cfg *driver.TaskConfig, cards int) (out []isolation.Device, err error) {
+	if cards > 0 && len(cfg.Devices) == 0 {
+		if out, err = isolation.CardNodes("/dev"); err != nil {
+			return nil, err
+		}
+	}
 	for _, path := range config.Devices {
 		if _, err := os.Stat(path); err == nil { // nodes of an estate need not all have it
 			out = append(out, isolation.Device{Host: path})
 		}
-	}
-	for _, d := range cfg.Devices {
-		out = append(out, isolation.Device{Host: d.HostPath, Path: d.TaskPath, Access: d.Permissions})
-	}
-	if cards > 0 && len(cfg.Devices) == 0 {
-		all, err := isolation.CardNodes("/dev")
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, all...)
 	}
 	return out, nil
 }

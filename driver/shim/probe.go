@@ -68,13 +68,17 @@ func (s *supervisor) holders(ctx context.Context, wait time.Duration) ([]cards.H
 	if len(s.spec.Devices) == 0 || s.spec.Env[contract.EnvCardsShared] == "1" {
 		return nil, nil
 	}
+	var nodes []string
+	for _, d := range s.spec.Devices {
+		nodes = append(nodes, d.Host)
+	}
 	for deadline := time.Now().Add(wait); ; {
 		table, err := isolation.ReadTable()
 		if err != nil {
 			return nil, err
 		}
 		below := table.Below(os.Getpid())
-		held, err := cards.Holders(s.spec.Devices, func(pid int) bool {
+		held, err := cards.Holders(nodes, func(pid int) bool {
 			_, found := slices.BinarySearch(below, pid)
 			return found || pid == os.Getpid()
 		})

@@ -76,7 +76,8 @@ type Spec struct {
 	// Jailed: the ranks have a /dev, /tmp and inter-process communication of
 	// their own; see isolation.Jail.
 	Jailed    bool               `json:"jailed"`
-	Devices   []isolation.Device `json:"devices,omitempty"` // all that the task may use
+	Devices   []isolation.Device `json:"devices,omitempty"` // that the reservation grants
+	Common    []isolation.Device `json:"common,omitempty"`  // further ones that the task may use
 	Mounts    []isolation.Mount  `json:"mounts,omitempty"`
 	AllocDir  string             `json:"alloc_dir"`
 	SharedIPC bool               `json:"shared_ipc,omitempty"`

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/nomad-muster/muster/driver/isolation"
 )
@@ -19,7 +20,7 @@ func (s Spec) makeCgroup() (*isolation.Cgroup, error) {
 	if err != nil {
 		return nil, fmt.Errorf("isolate the task: %w; isolation = \"none\" does without", err)
 	}
-	rules, err := isolation.Rules(s.Devices)
+	rules, err := isolation.Rules(s.devices())
 	if err == nil {
 		err = s.Hierarchy.LimitDevices(cgroup, s.Cgroup, rules)
 	}
@@ -45,6 +46,9 @@ func (s *supervisor) surround() error {
 	return nil
 }
 
+// devices are all that the task may use.
+func (s Spec) devices() []isolation.Device { return slices.Concat(s.Devices, s.Common) }
+
 // temporary is the folder that the task has for /tmp.
 func (s Spec) temporary() string {
 	return filepath.Join(s.Dir, fmt.Sprintf("start-%d", s.Self.Start), "tmp")
@@ -60,7 +64,7 @@ func (s Spec) jail() isolation.Jail {
 			show = append(show, temporaryPath.FindAllString(text, -1)...)
 		}
 	}
-	return isolation.Jail{Devices: s.Devices, Temporary: s.temporary(), Show: show, Mounts: s.Mounts, SharedIPC: s.SharedIPC}
+	return isolation.Jail{Devices: s.devices(), Temporary: s.temporary(), Show: show, Mounts: s.Mounts, SharedIPC: s.SharedIPC}
 }
 
 var temporaryPath = regexp.MustCompile(`/(?:var/)?tmp/[^\s"';:,()=&|<>]+`)
