@@ -267,6 +267,7 @@ func (a *Agent) next(now time.Time) time.Duration {
 func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run func(*entry, []lifecycle.Effect)) {
 	s := &a.state
 	s.notices, s.reservations = plan.Notices, plan.Reservations
+	a.metrics.contradictions(plan.Notices)
 	for i := range plan.Verdicts {
 		a.judge(&plan.Verdicts[i], now)
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -25,6 +26,7 @@ type metrics struct {
 	ends      *prometheus.CounterVec
 	health    *prometheus.GaugeVec // cards by model and verdict
 	event     prometheus.Gauge     // when Nomad was last heard of
+	odd       *prometheus.GaugeVec // contradictions in the snapshot
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -43,8 +45,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		ends:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "muster_gangs_ended_total", Help: "Gangs that ended, by queue and stage."}, []string{"queue", "stage"}),
 		health:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "muster_card_states", Help: "Cards by model and verdict: healthy, suspect, draining, quarantined."}, []string{"model", "state"}),
 		event:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "muster_nomad_last_contact_timestamp_seconds", Help: "When Nomad was last heard of."}),
+		odd:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "muster_contradictions", Help: "What contradicts itself in the last cycle's picture of the cluster, by kind of object: allocation, blast, card, gang, node, queue."}, []string{"object"}),
 	}
-	r.MustRegister(m.pending, m.stage, m.admission, m.release, m.cycle, m.calls, m.failures, m.cards, m.gangs, m.ends, m.health, m.event)
+	r.MustRegister(m.pending, m.stage, m.admission, m.release, m.cycle, m.calls, m.failures, m.cards, m.gangs, m.ends, m.health, m.event, m.odd)
 	return m
 }
 
@@ -72,6 +75,15 @@ func (m *metrics) reports(r prometheus.Registerer, of *cards.Service) {
 			}
 			return 0
 		}))
+}
+
+// contradictions counts the notices of a plan by the kind of their object.
+func (m *metrics) contradictions(notices []core.Notice) {
+	m.odd.Reset()
+	for i := range notices {
+		kind, _, _ := strings.Cut(notices[i].Object, " ")
+		m.odd.WithLabelValues(kind).Inc()
+	}
 }
 
 // called counts one service's calls.
