@@ -83,12 +83,12 @@ func TestGuaranteeIsTakenBack(t *testing.T) {
 	for _, channel := range []string{"signals", "channel"} {
 		t.Run(channel, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t, 4, 1).twoQueues(2)
+			b := newBench(t, 2, 1).twoQueues(2)
 			if channel == "channel" {
 				b.direct()
 			}
 			b.start()
-			b.submit(job{id: "borrows", count: 4, cards: 1, meta: in("lab"), args: []string{"save=slowly"}})
+			b.submit(job{id: "borrows", count: 2, cards: 1, meta: in("lab"), args: []string{"save=slowly"}})
 			before := b.training("borrows", 1)
 			// A job that is no gang waits for a card all the time, and has none in
 			// the end.
@@ -105,7 +105,7 @@ func TestGuaranteeIsTakenBack(t *testing.T) {
 			must.Eq(t, "default/borrows", string(waits.Detail.Verdict.Blockers[0].Holders[0].Gang))
 			asked := b.until("borrows", "asked", func(g view.Gang) bool { return g.Reason == core.ReasonEvicted })
 			must.StrContains(t, asked.Sentence, "default/entitled of queue prod takes back its guarantee")
-			must.Eq(t, 4, b.live("borrows"), must.Sprint("nobody is stopped who saves"))
+			must.Eq(t, 2, b.live("borrows"), must.Sprint("nobody is stopped who saves"))
 
 			close(b.members.saved)
 			b.training("entitled", 1)
