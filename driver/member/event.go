@@ -145,6 +145,8 @@ type (
 		Stop  string
 		Spare bool
 	}
+	// Unask: the preempt file goes; the ranks are to go on.
+	Unask struct{}
 	// SignalNew: a rank that came after Ask gets the same.
 	SignalNew struct{ Rank int }
 	// Signal: send a signal to all ranks.
@@ -173,6 +175,7 @@ func (MarkReleased) action() {}
 func (Launch) action()       {}
 func (MoveStore) action()    {}
 func (Ask) action()          {}
+func (Unask) action()        {}
 func (SignalNew) action()    {}
 func (Signal) action()       {}
 func (LetGo) action()        {}

@@ -17,6 +17,10 @@ func (m *Member) ask(now time.Time, a contract.Ask, todo *actions) {
 	if m.stage == Clearing || m.ended != nil {
 		return
 	}
+	if a.Kind == contract.AskWithdrawn {
+		m.stay(a, todo)
+		return
+	}
 	end := a.By
 	if end.IsZero() {
 		end = now.Add(a.Grace)
@@ -29,6 +33,7 @@ func (m *Member) ask(now time.Time, a contract.Ask, todo *actions) {
 		return
 	}
 	m.asked, m.askedAt, m.grace, m.graceEnd = &a, now, max(a.Grace, end.Sub(now)), end
+	m.extended, m.stays = 0, time.Time{}
 	if m.launch == 0 {
 		m.end(now, cause{contract.OutcomeRefused, "asked to leave before it was released" + why(a), -1}, todo)
 		return
@@ -37,6 +42,37 @@ func (m *Member) ask(now time.Time, a contract.Ask, todo *actions) {
 	todo.tell(fmt.Sprintf("asked to save and leave within %v%s", m.grace.Round(time.Second), why(a)))
 	todo.add(Ask{Ask: a})
 	m.afterAsk(now, todo)
+}
+
+// stay: the ask is taken back. A member of which a rank has left, or was told
+// to end, leaves all the same; what ends within the grace that there was ends
+// by the ask.
+func (m *Member) stay(a contract.Ask, todo *actions) {
+	if m.asked == nil || m.stopped || m.termSent || m.mayStop || m.launch == 0 {
+		return
+	}
+	for _, r := range m.ranks {
+		if r.ended {
+			return
+		}
+	}
+	m.asked, m.stage, m.stays = nil, Running, m.graceEnd
+	todo.tell("may stay" + why(a))
+	todo.add(Unask{})
+}
+
+// leftByAsk tells whether an ask that is in force, or was taken back a moment
+// before, made the ranks end.
+func (m *Member) leftByAsk() bool {
+	if m.asked != nil || m.stays.IsZero() {
+		return m.asked != nil
+	}
+	for _, r := range m.ranks {
+		if r.ended && r.at.Before(m.stays) {
+			return true
+		}
+	}
+	return false
 }
 
 func why(a contract.Ask) string {
@@ -111,6 +147,7 @@ func (m *Member) graceTimer(now time.Time, todo *actions) {
 		m.extended++
 		m.graceEnd = now.Add(m.grace)
 		todo.tell(fmt.Sprintf("a checkpoint is being written: %v more", m.grace.Round(time.Second)))
+		m.publish(now, todo)
 		return
 	}
 	m.letGo(todo)
@@ -257,7 +294,7 @@ func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
 		}
 	}
 	// Whatever was seen before the ask was not made by it.
-	x.Asked = m.asked != nil && !(first != nil && first.at.Before(m.askedAt)) && !m.doneBefore(m.askedAt)
+	x.Asked = m.leftByAsk() && !(first != nil && first.at.Before(m.askedAt)) && !m.doneBefore(m.askedAt)
 
 	switch {
 	case m.ended != nil && m.ended.outcome == contract.OutcomeRefused:

@@ -140,6 +140,7 @@ type Member struct {
 
 	asked      *contract.Ask
 	askedAt    time.Time
+	stays      time.Time // end of the grace of an ask that was taken back; zero: none was
 	grace      time.Duration
 	graceEnd   time.Time
 	extended   int
@@ -634,6 +635,9 @@ func (m *Member) publish(now time.Time, todo *actions) {
 	}
 	if m.step >= 0 {
 		r.Step = m.step
+	}
+	if m.asked != nil && m.exit == nil {
+		r.LeaveBy = m.graceEnd
 	}
 	m.reported = now
 	todo.add(Publish{Report: r})

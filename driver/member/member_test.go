@@ -23,18 +23,19 @@ var gang = contract.GangID{Region: "global", Namespace: "default", Job: "g"}
 // life plays one member: member 0 of 2, host of the store, two ranks, unless
 // changed before the first event.
 type life struct {
-	t     *testing.T
-	m     *Member
-	setup Setup
-	now   time.Time
-	log   []string // actions, in words
-	last  []Action
-	index int
-	host  int
-	ranks int
-	seen  rendezvous.Sight
-	exit  *contract.Exit
-	codes map[int]bool // ranks whose end the launcher knows
+	reports []contract.Report
+	t       *testing.T
+	m       *Member
+	setup   Setup
+	now     time.Time
+	log     []string // actions, in words
+	last    []Action
+	index   int
+	host    int
+	ranks   int
+	seen    rendezvous.Sight
+	exit    *contract.Exit
+	codes   map[int]bool // ranks whose end the launcher knows
 }
 
 func newLife(t *testing.T, change ...func(*life)) *life {
@@ -65,6 +66,7 @@ func (l *life) step(e Event) []Action {
 		switch a := a.(type) {
 		case Publish:
 			l.log = append(l.log, "publish "+string(a.Report.State))
+			l.reports = append(l.reports, a.Report)
 		case Launch:
 			l.log = append(l.log, fmt.Sprintf("launch %d", a.Number))
 			planned := torchrun.Launch{Address: "192.0.2.1", Port: 20100, Nodes: 2, Ranks: make([]torchrun.Rank, l.ranks)}
@@ -76,6 +78,8 @@ func (l *life) step(e Event) []Action {
 			l.log = append(l.log, "signal "+a.Signal)
 		case Ask:
 			l.log = append(l.log, strings.TrimSpace("ask "+a.Stop))
+		case Unask:
+			l.log = append(l.log, "unask")
 		case LetGo:
 			l.codes[a.Rank] = true
 		case Clear:
@@ -453,9 +457,62 @@ func TestGraceIsExtendedWhileSaving(t *testing.T) {
 	l.step(Marked{0, progress.Mark{Kind: progress.Begin, Step: 1}})
 	l.forget()
 	l.wait(2*time.Minute + 9*time.Second)
-	l.did()
+	l.did("publish training", "publish training")
+	must.Eq(t, l.now.Add(time.Second), l.reports[len(l.reports)-1].LeaveBy, must.Sprint("the planner is told until when"))
+	l.forget()
 	l.wait(2 * time.Second) // twice, no more
 	l.did("signal SIGTERM")
+}
+
+// An ask that is taken back leaves a member running whose ranks have not left;
+// what they do within the old grace is still the ask's.
+func TestAskIsTakenBack(t *testing.T) {
+	ask := Asked{contract.Ask{Kind: contract.AskPreempt, Grace: time.Minute}}
+	back := Asked{contract.Ask{Kind: contract.AskWithdrawn, Grace: time.Minute}}
+	begin := func(t *testing.T) *life {
+		l := newLife(t, func(l *life) { l.index, l.host = 1, 0 })
+		l.running()
+		l.forget()
+		l.step(ask)
+		l.wait(10 * time.Second)
+		return l
+	}
+	t.Run("nobody has left", func(t *testing.T) {
+		l := begin(t)
+		l.step(back)
+		l.did("ask", "unask")
+		l.wait(time.Hour)
+		must.Eq(t, Running, l.m.Stage())
+		l.rankEnds(0, 0, 0)
+		l.rankEnds(1, 0, 0)
+		l.launcherEnds(0, 0)
+		l.over(contract.OutcomeComplete, 0)
+	})
+	t.Run("they leave all the same", func(t *testing.T) {
+		l := begin(t)
+		l.step(back)
+		l.wait(5 * time.Second)
+		l.rankEnds(0, 0, 0)
+		l.rankEnds(1, 0, 0)
+		l.launcherEnds(0, 0)
+		must.True(t, l.over(contract.OutcomeYielded, contract.CodeAsked).Asked)
+	})
+	t.Run("one had left", func(t *testing.T) {
+		l := begin(t)
+		l.rankEnds(0, 0, 0)
+		l.step(back)
+		must.Eq(t, Leaving, l.m.Stage())
+		l.rankEnds(1, 0, 0)
+		l.over(contract.OutcomeYielded, contract.CodeAsked)
+	})
+	t.Run("and asked again", func(t *testing.T) {
+		l := begin(t)
+		l.step(back)
+		l.wait(time.Hour)
+		l.step(ask)
+		l.wait(time.Minute)
+		l.did("ask", "unask", "ask", "signal SIGTERM")
+	})
 }
 
 func TestScriptThatMayBeStopped(t *testing.T) {

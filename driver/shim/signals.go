@@ -34,6 +34,17 @@ func (s *supervisor) askRanks(a member.Ask) {
 	}
 }
 
+// unaskRanks takes the preempt file away: who looks for it before it leaves
+// goes on.
+func (s *supervisor) unaskRanks() {
+	s.mu.Lock()
+	s.asked = nil
+	s.mu.Unlock()
+	if err := os.Remove(s.start.Preempt()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.log.Error("cannot remove the preempt file", "error", err)
+	}
+}
+
 // askRank signals one rank as the ask in force wants it. A signal that a
 // program does not catch would end it, so it goes to those that do: the rank's
 // process or, where that is a shell, the nearest processes below it.

@@ -297,6 +297,8 @@ func (s *supervisor) do(a member.Action) bool {
 		go s.moveStore(a)
 	case member.Ask:
 		s.askRanks(a)
+	case member.Unask:
+		s.unaskRanks()
 	case member.SignalNew:
 		s.askRank(a.Rank)
 	case member.Signal:
