@@ -69,7 +69,7 @@ func TestFull(t *testing.T) {
 			Suspicion: cards.SuspicionRule{Window: 12 * time.Hour, Suspect: 3, Quarantine: 5, Clean: 10 * time.Minute}}},
 		Core: core.Config{
 			Levels:       []core.Level{{Name: "spine", Attribute: "${meta.spine}"}, {Name: "leaf", Attribute: "${meta.leaf}"}},
-			Reservations: 4, GatherAfter: 20 * time.Minute, PreferWait: 5 * time.Minute, ReserveTimeout: 15 * time.Minute, Packing: core.PackBin,
+			Reservations: 4, QueueReservations: 2, GatherAfter: 20 * time.Minute, PreferWait: 5 * time.Minute, ReserveTimeout: 15 * time.Minute, Packing: core.PackBin,
 			MaxAttempts: 5, Consolidate: true, CardTypes: []string{"gpu", "npu"}, Preemption: false, BackfillMost: 500,
 			Blast:      []core.BlastLimit{{Level: "leaf", Gangs: 10, Share: 25}, {Level: "node", Gangs: 4}},
 			UserLimits: []core.UserLimit{{User: "*", MaxCards: 64, MaxGangs: 20}, {User: "alice", MaxCards: 128}},

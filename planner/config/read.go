@@ -349,10 +349,11 @@ const nameRule = "a name has 1 to 128 letters, digits, dots, dashes and undersco
 var validName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 func (r *reader) scheduling(nested *hcl.Block) {
-	b := r.open(nested.Body, nested.DefRange, []string{"reservations", "gather_after", "prefer_wait", "reserve_timeout", "packing", "max_attempts",
+	b := r.open(nested.Body, nested.DefRange, []string{"reservations", "queue_reservations", "gather_after", "prefer_wait", "reserve_timeout", "packing", "max_attempts",
 		"consolidate", "card_types", "preemption", "backfill_most", "lost_grace"})
 	c := &r.config.Core
 	c.Reservations = b.count("reservations", c.Reservations, 0)
+	c.QueueReservations = b.count("queue_reservations", c.QueueReservations, 1)
 	c.GatherAfter = b.duration("gather_after", c.GatherAfter)
 	c.PreferWait = b.duration("prefer_wait", c.PreferWait)
 	c.ReserveTimeout = b.duration("reserve_timeout", c.ReserveTimeout)

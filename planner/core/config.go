@@ -12,11 +12,16 @@ type Config struct {
 	// Reservations over all queues, GatherAfter, PreferWait, Packing: see
 	// policy; zero values are replaced by planner/config's defaults before the
 	// core sees them.
-	Reservations   int
-	GatherAfter    time.Duration
-	PreferWait     time.Duration
-	ReserveTimeout time.Duration
-	Packing        Packing
+	Reservations int
+	// QueueReservations of those for the gangs of one queue on one model, in
+	// the queue's order. With one, as in EASY backfill, nobody is passed over
+	// for ever; each further one promises a start to a gang further behind and
+	// keeps more cards from those that could run meanwhile.
+	QueueReservations int
+	GatherAfter       time.Duration
+	PreferWait        time.Duration
+	ReserveTimeout    time.Duration
+	Packing           Packing
 	// Blast limits: the most gangs, and the largest share in percent of a
 	// queue's cards, that stand or fall with one domain of a level; 0: none.
 	Blast []BlastLimit
@@ -141,7 +146,7 @@ type GiveUp struct {
 
 // Defaults is the configuration that holds where the operator states nothing.
 func Defaults() Config {
-	return Config{Reservations: 8, GatherAfter: 30 * time.Minute, PreferWait: 10 * time.Minute, ReserveTimeout: 10 * time.Minute, Packing: PackAuto,
+	return Config{Reservations: 8, QueueReservations: 1, GatherAfter: 30 * time.Minute, PreferWait: 10 * time.Minute, ReserveTimeout: 10 * time.Minute, Packing: PackAuto,
 		MaxAttempts: 10, CardTypes: []string{"gpu", "mig", "npu"}, Preemption: true}
 }
 

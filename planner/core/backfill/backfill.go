@@ -52,6 +52,8 @@ type Table struct {
 	Bookings []Booking
 	bias     []int32
 	later    []uint64 // cards that are free now
+	promised []int32  // see Promised
+	free     []uint64 // likewise
 }
 
 // New starts an empty timetable.
@@ -365,6 +367,27 @@ func (t *Table) Before(end time.Time) Set {
 
 // All is the set of all bookings.
 func (t *Table) All() Set { return Set(1)<<min(len(t.Bookings), 63) - 1 }
+
+// Promised says how a gang that may use what a set of bookings has taken finds
+// those places first: a bias by node, and the cards that are free beside them.
+// Both are good until the next call.
+func (t *Table) Promised(s Set) (bias []int32, free []uint64) {
+	if t.promised == nil {
+		t.promised = make([]int32, len(t.c.Nodes))
+	}
+	clear(t.promised)
+	for i := range t.Bookings {
+		if s>>i&1 == 0 {
+			continue
+		}
+		for k := range t.Bookings[i].now {
+			u := &t.Bookings[i].now[k]
+			t.promised[u.Node] -= int32(len(u.Cards) + len(u.Parts))
+		}
+	}
+	t.free = t.c.Words(t.free)
+	return t.promised, t.free
+}
 
 // Lift gives back what a set of bookings has taken. The caller rolls back.
 func (t *Table) Lift(s Set) {

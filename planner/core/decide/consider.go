@@ -149,35 +149,38 @@ func (c *cycle) allowed(g *gang, o *placement.Option) int {
 	return 0
 }
 
-// tryPlace finds places for a gang beside what is promised to others: first
-// where nothing is promised, then on promised places until they are due. It
-// leaves them taken, together with the bookings that were shared.
+// tryPlace finds places for a gang beside what is promised to others. One that
+// ends before some of it is due takes those places first, and leaves the others
+// to gangs that could not use them; one that leaves when it is asked takes them
+// last. The place is left taken, together with the bookings that were shared.
 func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.Result, backfill.Set, core.Reason) {
 	limit := c.limit(g)
-	var tries []backfill.Set
-	tries = append(tries, 0)
+	var before, all backfill.Set
 	if len(c.times.Bookings) > 0 && limit > 0 && !g.Service {
-		if s := c.times.Before(c.now.Add(limit)); s != 0 {
-			tries = append(tries, s)
-		}
+		before = c.times.Before(c.now.Add(limit))
 	}
 	if c.rides(g) {
-		if s := c.times.All(); s != 0 {
-			tries = append(tries, s)
-		}
+		all = c.times.All()
 	}
 	why := core.ReasonShape
-	for _, lifted := range tries {
+	for i, lifted := range [...]backfill.Set{before, 0, all} {
 		k := failure{o, members, lifted}
-		if c.failed[k] {
+		if i > 0 && lifted == before || i == 2 && lifted == 0 || c.failed[k] {
 			continue
+		}
+		opt := placement.Options{Deny: c.deny(g, o)}
+		if i == 0 && lifted != 0 {
+			opt.Bias, opt.Later = c.times.Promised(lifted)
 		}
 		mark := c.live.Mark()
 		c.times.Lift(lifted)
-		res, ok := c.fit(g, o, members)
+		res, ok := c.fit(g, o, members, opt)
 		if !ok {
 			c.live.Rollback(mark)
 			c.failed[k] = true
+			if i == 0 { // without those places it fits even less
+				c.failed[failure{o, members, 0}] = true
+			}
 			continue
 		}
 		if !c.content(g, res) {
@@ -205,8 +208,7 @@ func (c *cycle) rides(g *gang) bool {
 }
 
 // fit places as many members as it can, all but of an elastic gang.
-func (c *cycle) fit(g *gang, o *placement.Option, members int) (*placement.Result, bool) {
-	opt := placement.Options{Deny: c.deny(g, o)}
+func (c *cycle) fit(g *gang, o *placement.Option, members int, opt placement.Options) (*placement.Result, bool) {
 	if !g.elastic() {
 		return c.place.Place(g.req, o, opt)
 	}
@@ -327,14 +329,23 @@ func (c *cycle) placements(g *core.Gang, members []placement.Member, model core.
 	return out
 }
 
+// turn is a queue's demand for one model.
+type turn struct{ queue, model int32 }
+
 // reserve gives a gang that is blocked by capacity a booking, if one is left:
-// a promised start, or places to gather.
+// a promised start, or places to gather. The first gangs of each queue and
+// model get them; those behind only where they are damaged, lost their places
+// before they ran, or hold a promise already.
 func (c *cycle) reserve(g *gang) {
 	most := c.cfg.Reservations
 	if len(c.times.Bookings) >= most || g.Service {
 		return
 	}
 	for _, o := range g.req.Options {
+		k := turn{g.queue, o.MainModel()}
+		if c.reserved[k] >= c.cfg.QueueReservations && !g.Damaged && !g.displaced() && g.rank.made == 0 {
+			continue
+		}
 		members := g.members
 		if g.elastic() && c.gaveUp(g) {
 			members = g.Min
@@ -360,6 +371,7 @@ func (c *cycle) reserve(g *gang) {
 			}
 		}
 		c.times.Commit(b)
+		c.reserved[k]++
 		g.booking = int32(len(c.times.Bookings))
 		g.bookedOn = o
 		c.riders(g, &b)

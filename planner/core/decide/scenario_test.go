@@ -197,6 +197,7 @@ func (s *script) cluster(a args) (string, error) {
 func (s *script) config(a args) error {
 	c := &s.cfg
 	c.Reservations = a.number("reservations", c.Reservations)
+	c.QueueReservations = a.number("queue_reservations", c.QueueReservations)
 	c.GatherAfter = a.duration("gather_after", c.GatherAfter)
 	c.PreferWait = a.duration("prefer_wait", c.PreferWait)
 	c.ReserveTimeout = a.duration("reserve_timeout", c.ReserveTimeout)

@@ -197,7 +197,7 @@ func (s *search) inDomains(level int) []Member {
 		all = append(all, k)
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.bias, b.bias), slices.Compare(a.inner[:], b.inner[:]), cmp.Compare(a.left, b.left))
+		return cmp.Or(slices.Compare(a.inner[:], b.inner[:]), cmp.Compare(a.bias, b.bias), cmp.Compare(a.left, b.left))
 	})
 	for _, k := range all {
 		if m := s.fill(k.scope); m != nil {
@@ -428,7 +428,7 @@ func (s *search) deal(v *view, level int, k scope, n int) []pick {
 		if s.opt.Bias != nil {
 			b = s.bias(parts[i].scope)
 		}
-		if best < 0 || cmp.Or(cmp.Compare(b, bias), slices.Compare(in[:], inner[:]), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
+		if best < 0 || cmp.Or(slices.Compare(in[:], inner[:]), cmp.Compare(b, bias), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
 			best, inner, bias = i, in, b
 		}
 	}

@@ -65,6 +65,7 @@ level "leaf" {
 
 scheduling {
   reservations    = 4
+  queue_reservations = 2
   gather_after    = "20m"
   prefer_wait     = "5m"
   reserve_timeout = "15m"
