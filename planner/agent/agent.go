@@ -89,8 +89,9 @@ type Agent struct {
 
 	inbox inbox
 
-	storeMu sync.Mutex
-	stored  map[contract.GangID]storedState
+	storeMu     sync.Mutex
+	stored      map[contract.GangID]storedState
+	submissions map[contract.GangID]submitted
 
 	// mu guards state: the loop writes it, the API reads it.
 	mu    sync.RWMutex
@@ -103,7 +104,7 @@ func New(o Options) (*Agent, error) {
 		return nil, errors.New("make planner: no configuration")
 	}
 	cfg := o.Config.Current()
-	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), stored: map[contract.GangID]storedState{}}
+	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), stored: map[contract.GangID]storedState{}, submissions: map[contract.GangID]submitted{}}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
@@ -195,6 +196,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		return fmt.Errorf("load what was saved of the gangs: %w", err)
 	}
 	a.restore(saved)
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		a.followServer(ctx, server)
+	}()
 	a.loop(ctx, &wg)
 	return nil
 }
@@ -224,6 +230,30 @@ func (a *Agent) connect(ctx context.Context) (nomad.Server, error) {
 	}
 }
 
+// serverEvery is how often the servers' settings are read again: an operator
+// may change what Nomad's scheduler may do.
+const serverEvery = time.Minute
+
+func (a *Agent) followServer(ctx context.Context, was nomad.Server) {
+	tick := time.NewTicker(serverEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now, err := a.client.Server(ctx)
+		if err != nil || now == was {
+			continue
+		}
+		was = now
+		a.log.Info("the servers' settings changed", "version", now.Version, "batch_preemption", now.Evicts, "max_priority", now.MaxPriority)
+		a.inbox.do(func(s *state) { s.server = now })
+		a.Reload()
+	}
+}
+
 // settings are what the state machines need of configuration and server.
 func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Settings {
 	c := &cfg.Core
@@ -237,7 +267,7 @@ func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Set
 	}
 	return &lifecycle.Settings{
 		Region: server.Region, MaxPriority: server.MaxPriority, Levels: c.Levels, CardTypes: c.CardTypes,
-		ReserveTimeout: c.ReserveTimeout, LostGrace: cfg.LostGrace, MaxAttempts: c.MaxAttempts, Tags: server.HasTags(),
+		ReserveTimeout: c.ReserveTimeout, LostGrace: cfg.LostGrace, MaxAttempts: c.MaxAttempts, Tags: server.HasTags(), Evicts: server.Evicts,
 		Grace:      func(name string) time.Duration { return queue(name).Preempt.Grace },
 		MinRuntime: func(name string) time.Duration { return queue(name).Preempt.MinRuntime },
 		TimeLimit:  func(name string) time.Duration { return queue(name).TimeLimit },
@@ -321,6 +351,13 @@ func (i inbox) delta(d nomad.Delta) { i.put(func(s *inboxState) { s.deltas = app
 func (i inbox) outcome(o outcome)   { i.put(func(s *inboxState) { s.done = append(s.done, o) }) }
 func (i inbox) report(r reported)   { i.put(func(s *inboxState) { s.reports = append(s.reports, r) }) }
 func (i inbox) do(f func(*state))   { i.put(func(s *inboxState) { s.calls = append(s.calls, f) }) }
+
+// pending are the deltas that are not taken yet.
+func (i inbox) pending() []nomad.Delta {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.deltas[:len(i.deltas):len(i.deltas)]
+}
 
 func (i inbox) take() mail {
 	i.mu.Lock()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -48,7 +49,13 @@ func (a *Agent) carryOut(ctx context.Context, key picture.Key, id contract.GangI
 func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID, e lifecycle.Effect, o *outcome) error {
 	switch e := e.(type) {
 	case lifecycle.Tag:
-		return a.client.Tag(ctx, key.Namespace, key.Job, contract.VersionTag, e.Version)
+		err := a.client.Tag(ctx, key.Namespace, key.Job, contract.VersionTag, e.Version)
+		if err == nil {
+			// Read while nothing waits for it; what cannot be is read again.
+			a.dropSubmission(id)
+			_, _ = a.submission(ctx, key, id, e.Version)
+		}
+		return err
 	case lifecycle.Untag:
 		err := a.client.Untag(ctx, key.Namespace, key.Job, contract.VersionTag)
 		if nomad.NotFound(err) || nomad.Refused(err) {
@@ -56,6 +63,9 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 		}
 		return err
 	case lifecycle.Save:
+		if e.Saved.Phase == lifecycle.Waiting {
+			a.dropSubmission(id) // the next version may be another one of the same number
+		}
 		return a.save(ctx, id, e.Saved, o)
 	case lifecycle.Forget:
 		return a.forgetSaved(ctx, id)
@@ -66,7 +76,7 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 	case lifecycle.Check:
 		return a.check(ctx, key, e)
 	case lifecycle.Register:
-		submission, err := a.client.Submission(ctx, key.Namespace, key.Job, e.Version)
+		submission, err := a.submission(ctx, key, id, e.Version)
 		if err != nil {
 			return err
 		}
@@ -95,6 +105,38 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 		return err
 	}
 	panic(fmt.Sprintf("agent: effect %T is not known", e))
+}
+
+// submitted is what the user wrote for a version of a job; nil: Nomad has none.
+type submitted struct {
+	version uint64
+	text    json.RawMessage
+}
+
+// submissionKept bounds what is kept of submissions between uses.
+const submissionKept = 16 << 10
+
+// submission reads what the user wrote for a version, once.
+func (a *Agent) submission(ctx context.Context, key picture.Key, id contract.GangID, version uint64) (json.RawMessage, error) {
+	a.storeMu.Lock()
+	kept, ok := a.submissions[id]
+	a.storeMu.Unlock()
+	if ok && kept.version == version {
+		return kept.text, nil
+	}
+	text, err := a.client.Submission(ctx, key.Namespace, key.Job, version)
+	if err == nil && len(text) <= submissionKept {
+		a.storeMu.Lock()
+		a.submissions[id] = submitted{version, text}
+		a.storeMu.Unlock()
+	}
+	return text, err
+}
+
+func (a *Agent) dropSubmission(id contract.GangID) {
+	a.storeMu.Lock()
+	defer a.storeMu.Unlock()
+	delete(a.submissions, id)
 }
 
 // checkError is a dry run whose result is not what the plan needs.

@@ -228,6 +228,7 @@ func (a *Agent) forget(e *entry) {
 	a.state.ordered = nil
 	delete(a.state.makingRoom, e.key)
 	delete(a.state.askedFor, e.key)
+	a.dropSubmission(e.gang.ID)
 	a.state.reclaim(e.key)
 }
 
@@ -271,6 +272,7 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 	for i := range plan.Verdicts {
 		a.judge(&plan.Verdicts[i], now)
 	}
+	disturbed := s.disturbed(a.inbox.pending())
 	act := func(id core.GangID, event func(*entry, lifecycle.Seen) lifecycle.Event) *entry {
 		e := s.gangs[gangKey(id)]
 		if e == nil || e.busy || e.dirty {
@@ -297,8 +299,9 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 			continue
 		}
 		leavers := s.leavers(start, plan)
+		fresh := !slices.ContainsFunc(start.Members, func(p core.Placement) bool { return disturbed[string(p.Node)] })
 		if e := act(start.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event {
-			return lifecycle.Start{Seen: v, Plan: *start, Leavers: leavers}
+			return lifecycle.Start{Seen: v, Plan: *start, Leavers: leavers, Fresh: fresh}
 		}); e != nil {
 			e.starting, e.leavers = start, leavers
 		}

@@ -317,6 +317,26 @@ func (s *state) reclaim(key picture.Key) {
 	}
 }
 
+// disturbed are the nodes that news which are not taken in yet are about, other
+// than what gangs of the planner's do there.
+func (s *state) disturbed(news []nomad.Delta) map[string]bool {
+	out := map[string]bool{}
+	for _, d := range news {
+		for id := range d.Nodes {
+			out[id] = true
+		}
+		for id, a := range d.Allocs {
+			if a == nil || a.Terminal() || s.allocs[id] != nil {
+				continue
+			}
+			if e := s.gangs[a.Key()]; e == nil || e.gang.Saved.Phase != lifecycle.Reserving {
+				out[a.NodeID] = true
+			}
+		}
+	}
+	return out
+}
+
 // seen is what a gang's state machine is shown.
 func (s *state) seen(e *entry, now time.Time) lifecycle.Seen {
 	v := lifecycle.Seen{Now: now, Job: s.jobs[e.key], Evals: e.evals, Reports: e.reports, Fresh: e.fresh, Node: func(id string) *picture.Node { return s.nodes[id] }}

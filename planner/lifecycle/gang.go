@@ -71,6 +71,8 @@ const (
 	ReasonStopped     = "stopped" // by its user
 	ReasonTimeLimit   = "time-limit"
 	ReasonGaveUp      = "give-up"
+	// Nomad placed less than was planned, without a dry run before.
+	ReasonUnplaced = "not-placed"
 )
 
 // Saved is what survives.
@@ -128,8 +130,12 @@ type Saved struct {
 	NotBefore    time.Time `json:"not_before,omitzero"`
 	NotBeforeWhy string    `json:"not_before_why,omitempty"`
 	Damaged      bool      `json:"damaged,omitempty"`
-	Avoid        []Avoid   `json:"avoid,omitempty"`
-	Queued       time.Time `json:"queued,omitzero"`
+	// Untried: the attempt's place was not tried dry. Dry: one that was not
+	// turned out to be none, so the next ones are.
+	Untried bool      `json:"untried,omitempty"`
+	Dry     bool      `json:"dry,omitempty"`
+	Avoid   []Avoid   `json:"avoid,omitempty"`
+	Queued  time.Time `json:"queued,omitzero"`
 	// Stages of the current attempt and the waiting before it.
 	Stages   []Stage   `json:"stages,omitempty"`
 	Attempts []Attempt `json:"attempts,omitempty"` // ended ones, the last few
@@ -261,6 +267,9 @@ type Settings struct {
 	Grace func(queue string) time.Duration
 	// Tags: the server knows version tags (Nomad 1.9 and later).
 	Tags bool
+	// Evicts: Nomad's scheduler may evict others for a pinned job by itself, as
+	// far as is known; then every placement is tried dry.
+	Evicts bool
 	// BySignal tells whether members on a node are reached by Nomad's signals,
 	// which a task takes only once it runs.
 	BySignal func(node string) bool
@@ -461,6 +470,9 @@ type (
 		Seen
 		Plan    core.Start
 		Leavers []Leaver
+		// Fresh: nobody else changed anything on the plan's nodes since the
+		// snapshot that it was made from.
+		Fresh bool
 	}
 	// Evict asks a running gang to save and leave, and takes back one that is
 	// placed and not released. Queue is that of the gang it is for.

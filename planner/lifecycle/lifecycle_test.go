@@ -251,7 +251,7 @@ func TestTheWayOfAGang(t *testing.T) {
 	w.exit(1, contract.OutcomeComplete, 0, false)
 	w.log = nil
 	w.settle()
-	must.Eq(t, []string{"Save", "Remove", "Untag", "Save"}, w.log)
+	must.Eq(t, []string{"Save", "Remove", "Untag"}, w.log)
 	must.Eq(t, contract.StageComplete, w.gang.Saved.End.Stage)
 	must.Len(t, 2, w.gang.Saved.Last)
 }

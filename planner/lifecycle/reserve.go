@@ -12,8 +12,11 @@ import (
 	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
 
-// start reserves a waiting gang's place: a dry run, the attempt's number and
-// place on record, then the registration of the pinned job.
+// start reserves a waiting gang's place: a dry run where it may tell anything,
+// the attempt's number and place on record, then the registration of the pinned
+// job. A fresh plan is what Nomad does, as long as Nomad never did otherwise
+// with this gang and evicts nobody by itself; what it placed is looked at either
+// way.
 func (g *Gang) start(e Start) []Effect {
 	v := e.Seen
 	if _, ready := g.Ready(v); !ready || g.hold.After(v.Now) || len(g.Faults) > 0 || len(e.Plan.Members) != g.User.Members() {
@@ -35,6 +38,10 @@ func (g *Gang) start(e Start) []Effect {
 	}
 	next.Stages = append(slices.Clone(g.Saved.Stages), Stage{contract.StagePlanned, v.Now, e.Plan.Score})
 	g.beginAttempt()
+	next.Untried = e.Fresh && !g.set.Evicts && !next.Dry && len(next.Leavers) == 0
+	if next.Untried {
+		return []Effect{Save{next}, Register{Job: pinned, Index: next.Base, Version: next.Version}}
+	}
 	place := map[string]int{}
 	for _, p := range next.Places {
 		place[p.Group]++
@@ -364,7 +371,11 @@ func (g *Gang) short(v Seen, e *picture.Eval, want int, missing []string, late b
 	default:
 		why = fmt.Sprintf("Nomad's evaluation is complete, and it placed %d of %d members", placed, want)
 	}
-	return g.stop(v, *s, Stop{Reason: ReasonReservation, Text: why, Site: true, Member: -1})
+	stop := Stop{Reason: ReasonReservation, Text: why, Site: true, Member: -1}
+	if s.Untried && !late {
+		stop.Reason = ReasonUnplaced
+	}
+	return g.stop(v, *s, stop)
 }
 
 // ready: all members are placed. Each has to report that it is held and that

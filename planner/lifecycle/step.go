@@ -358,7 +358,7 @@ func (g *Gang) changed(v Seen, job *jobspec.Job) []Effect {
 	}
 	submit(&next, user, v.Now, user.Members() == g.User.Members() && user.Meta[contract.MetaQueue] == g.User.Meta[contract.MetaQueue])
 	next.NotBefore, next.NotBeforeWhy, next.Retries, next.SiteFailures = time.Time{}, "", 0, 0
-	next.Text = nil
+	next.Text, next.Dry = nil, false
 	if !g.set.Tags || job.Mark() > 0 {
 		next.Text = user.Raw()
 	}
@@ -494,6 +494,9 @@ func (g *Gang) done(d Done) {
 				g.report(r)
 			}
 		}
+	}
+	if g.Saved.Phase == Over && d.Failed == nil && slices.Contains(d.Effects, Effect(Remove{g.Saved.Clean})) {
+		g.Saved.Clean = 0
 	}
 	g.failed(d)
 }

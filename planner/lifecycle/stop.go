@@ -50,7 +50,7 @@ func (g *Gang) firstLook(v Seen) bool { return len(g.live(v, g.Saved.Base)) == 0
 // fail: what the gang's own users and the planner's policy do does not.
 func charged(reason string) bool {
 	switch reason {
-	case ReasonPreempted, ReasonUpdated, ReasonStopped, ReasonDrain, ReasonAdopted:
+	case ReasonPreempted, ReasonUpdated, ReasonStopped, ReasonDrain, ReasonAdopted, ReasonUnplaced:
 		return false
 	}
 	return true
@@ -235,6 +235,9 @@ func (g *Gang) requeue(v Seen, why Stop) []Effect {
 	next.Phase = Waiting
 	next.Damaged = why.Site && charged(why.Reason) && why.Reason != ReasonReservation
 	switch {
+	case why.Reason == ReasonUnplaced:
+		next.Dry = true
+		next.NotBefore, next.NotBeforeWhy = v.Now.Add(pauseFirst), why.Text
 	case why.Exit != nil && !why.Site:
 		next.Retries++
 	case why.Site && charged(why.Reason):
@@ -289,7 +292,7 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 	}
 	next.Last = g.lastMembers(v)
 	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Leavers = nil, nil, nil, nil, nil, nil
-	next.Planned, next.Room, next.Adopted, next.Foreign, next.Backfilled = time.Time{}, time.Time{}, false, false, false
+	next.Planned, next.Room, next.Adopted, next.Foreign, next.Backfilled, next.Untried = time.Time{}, time.Time{}, false, false, false, false
 	return next
 }
 
@@ -339,15 +342,10 @@ func (g *Gang) finish(v Seen, end End, why *Stop) []Effect {
 		return g.clean(v, 0)
 	}
 	// The end is saved before the reports that tell of it are removed: a planner
-	// that starts in between would find neither, and run the gang again.
+	// that starts in between would find neither, and run the gang again. That they
+	// are removed is not saved: a planner that starts removes them once more.
 	next.Clean = s.Attempt
-	cleaned := next
-	cleaned.Clean = 0
-	effects := append([]Effect{Save{next}}, g.clean(v, s.Attempt)...)
-	if s.Attempt > 0 {
-		effects = append(effects, Save{cleaned})
-	}
-	return effects
+	return append([]Effect{Save{next}}, g.clean(v, s.Attempt)...)
 }
 
 // clean removes what an ended gang leaves: its last attempt's keys and the tag.

@@ -380,12 +380,24 @@ type Server struct {
 	Region  string
 	// MaxPriority that a job may have.
 	MaxPriority int
+	// Evicts: the scheduler may evict others for a batch job, or it is not known
+	// whether it may.
+	Evicts bool
 }
 
 // Server reads the server's settings. A token that may not read the agent
 // gets Nomad's defaults for what it cannot know.
 func (c *Client) Server(ctx context.Context) (Server, error) {
-	out := Server{Region: "global", MaxPriority: 100}
+	out := Server{Region: "global", MaxPriority: 100, Evicts: true}
+	var scheduler struct {
+		SchedulerConfig struct {
+			PreemptionConfig *struct{ BatchSchedulerEnabled *bool }
+		}
+	}
+	if _, err := c.get(ctx, "read scheduler configuration", "/v1/operator/scheduler/configuration", "", nil, &scheduler); err == nil {
+		p := scheduler.SchedulerConfig.PreemptionConfig
+		out.Evicts = p == nil || p.BatchSchedulerEnabled == nil || *p.BatchSchedulerEnabled
+	}
 	var self struct {
 		Config map[string]any
 		Member struct {
