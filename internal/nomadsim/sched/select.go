@@ -219,17 +219,21 @@ func (s *stack) preferences(n *wire.Node, u *usage, g *wire.TaskGroup, want wish
 // constraint tells its nodes apart.
 func (s *stack) feasible(n *wire.Node, g *wire.TaskGroup) string {
 	class := n.ComputedClass
-	if !s.elig.jobEscaped && s.elig.job[class] == ineligible {
-		return classIneligible
-	}
-	if why := s.filter("", n, func() string { return s.constraints(n, s.job.Constraints) }); why != "" {
-		if !s.elig.jobEscaped {
-			s.elig.job[class] = ineligible
+	if s.elig.jobEscaped {
+		if why := s.filter("", n, func() string { return s.constraints(n, s.job.Constraints) }); why != "" {
+			return why
 		}
-		return why
-	}
-	if !s.elig.jobEscaped {
-		s.elig.job[class] = eligible
+	} else {
+		switch s.elig.job[class] {
+		case ineligible:
+			return classIneligible
+		case unknown:
+			if why := s.constraints(n, s.job.Constraints); why != "" {
+				s.elig.job[class] = ineligible
+				return why
+			}
+			s.elig.job[class] = eligible
+		}
 	}
 	group, escaped := s.elig.groups[g.Name], s.elig.groupEscaped[g.Name]
 	if group == nil {
@@ -244,19 +248,21 @@ func (s *stack) feasible(n *wire.Node, g *wire.TaskGroup) string {
 			return s.volumes(n, g)
 		}
 	}
-	if why := s.filter(g.Name, n, func() string { return s.groupFits(n, g) }); why != "" {
-		if !escaped {
-			group[class] = ineligible
+	if escaped {
+		if why := s.filter(g.Name, n, func() string { return s.groupFits(n, g) }); why != "" {
+			return why
 		}
+		return s.volumes(n, g)
+	}
+	if why := s.groupFits(n, g); why != "" {
+		group[class] = ineligible
 		return why
 	}
-	if !escaped {
-		group[class] = eligible
-	}
+	group[class] = eligible
 	return s.volumes(n, g)
 }
 
-// filter remembers what the node alone decides, for the next placement.
+// filter remembers what the node alone decides, for the next placement, where its class cannot speak for it.
 func (s *stack) filter(group string, n *wire.Node, f func() string) string {
 	known := s.filters[group]
 	if known == nil {
