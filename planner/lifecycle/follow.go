@@ -54,15 +54,18 @@ func (g *Gang) follow(v Seen) []Effect {
 }
 
 // keepStages saves the times of the stages that the reports showed, since
-// later reports of the same members do not: once the ranks train, or a while
-// after they were started.
+// later reports of the same members do not. It waits a little: others may
+// follow, and an attempt that ends soon is saved then anyway.
 func (g *Gang) keepStages(v Seen) []Effect {
 	n := len(g.Saved.Stages)
-	if n <= g.storedStages || g.Saved.Stages[n-1].Stage != contract.StageTraining && !g.elapsed("stages", v.Now, 5*time.Second) {
+	if n <= g.storedStages || !g.elapsed(fmt.Sprint("stages/", g.storedStages), v.Now, stagesAfter) {
 		return nil
 	}
 	return []Effect{Save{g.Saved}}
 }
+
+// stagesAfter is how long the stages that reports showed wait to be saved.
+const stagesAfter = 3 * time.Second
 
 // readReports reads the reports of members whose end Nomad shows before their
 // report came, every few seconds until exit takes Nomad's word.

@@ -135,11 +135,11 @@ func (t *tables) lines(batch [][]byte, levels []core.Level) (Delta, error) {
 
 // event takes one event.
 func (t *tables) event(d *Delta, event *wireEvent, levels []core.Level) error {
-	switch topic, p := event.Topic, &event.Payload; {
-	case topic == "Node" && p.Node != nil:
-		return t.nodeEvent(d, event.Type, event.Index, p.Node, levels)
-	case topic == "Allocation" && p.Allocation != nil:
-		a, err := p.Allocation.Alloc()
+	switch topic := event.Topic; {
+	case topic == "Node" && event.Node != nil:
+		return t.nodeEvent(d, event.Type, event.Index, event.Node, levels)
+	case topic == "Allocation" && event.Allocation != nil:
+		a, err := event.alloc()
 		if err != nil {
 			return err
 		}
@@ -147,10 +147,13 @@ func (t *tables) event(d *Delta, event *wireEvent, levels []core.Level) error {
 			return nil
 		}
 		t.allocs[a.ID], d.Allocs[a.ID] = a, a
-	case topic == "Job" && p.Job != nil:
-		return t.jobEvent(d, p.Deleted, event.Index, p.Job)
-	case topic == "Evaluation" && p.Evaluation != nil:
-		e := p.Evaluation.Eval()
+	case topic == "Job" && event.Job != nil:
+		return t.jobEvent(d, event.Deleted, event.Index, event.Job)
+	case topic == "Evaluation" && event.Evaluation != nil:
+		e, err := event.eval()
+		if err != nil {
+			return err
+		}
 		if j := t.jobs[picture.Key{Namespace: e.Namespace, Job: e.JobID}]; j != nil && j.Gang != nil {
 			d.Evals = append(d.Evals, e)
 		}

@@ -2,9 +2,7 @@ package nomad
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -305,44 +303,4 @@ func (q *lineQueue) endedEmpty() bool {
 	default:
 	}
 	return q.err != nil && !q.any
-}
-
-// wireEvents is one line of the stream.
-type wireEvents struct {
-	Index uint64
-	// Error is the last line of a stream that the server gives up: a slow reader
-	// fell out of its buffer.
-	Error  json.RawMessage
-	Events []wireEvent
-}
-
-// wireEvent is one event. Its payload is read in one go with the line; nodes and
-// jobs, which are read only where they are wanted, stay as they came.
-type wireEvent struct {
-	Topic, Type, Key, Namespace string
-	Index                       uint64
-	Payload                     struct {
-		Node, Job  json.RawMessage
-		Allocation *picture.WireAlloc
-		Evaluation *picture.WireEval
-		Deleted    bool
-	}
-}
-
-func decodeLine(line []byte) (*wireEvents, error) {
-	line = bytes.TrimSpace(line)
-	if len(line) == 0 || bytes.Equal(line, []byte("{}")) {
-		return nil, nil
-	}
-	var e wireEvents
-	if err := json.Unmarshal(line, &e); err != nil {
-		return nil, fmt.Errorf("read a line of the event stream: %w", err)
-	}
-	if len(e.Error) > 0 && string(e.Error) != "null" {
-		return nil, fmt.Errorf("the server ended the event stream: %s", e.Error)
-	}
-	if e.Index == 0 && len(e.Events) == 0 {
-		return nil, nil
-	}
-	return &e, nil
 }
