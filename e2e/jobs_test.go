@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -21,7 +22,9 @@ import (
 type gangJob struct {
 	name    string
 	members int
-	cards   int // of each member
+	cards   int    // of each member
+	queue   string // empty: default
+	prio    int    // 0: not stated
 	noHold  bool
 	meta    map[string]string
 	config  string // the task's config block
@@ -31,10 +34,13 @@ type gangJob struct {
 func (j gangJob) hcl() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job %q {\n  type = \"batch\"\n", j.name)
+	if j.prio > 0 {
+		fmt.Fprintf(&b, "  priority = %d\n", j.prio)
+	}
 	if !j.noHold {
 		b.WriteString("  constraint {\n    attribute = \"${meta.muster}\"\n    value     = \"admits-this-job\"\n  }\n")
 	}
-	b.WriteString("  meta {\n    muster_queue = \"default\"\n")
+	fmt.Fprintf(&b, "  meta {\n    muster_queue = %q\n", cmp.Or(j.queue, "default"))
 	keys := make([]string, 0, len(j.meta))
 	for k := range j.meta {
 		keys = append(keys, k)

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -111,13 +112,16 @@ func (l *lab) clear(t *testing.T) {
 
 func closeShared() error {
 	suite.mu.Lock()
-	l := suite.shared
-	suite.shared = nil
+	open := []*lab{suite.shared, suite.queued}
+	suite.shared, suite.queued = nil, nil
 	suite.mu.Unlock()
-	if l == nil {
-		return nil
+	var errs []error
+	for _, l := range open {
+		if l != nil {
+			errs = append(errs, l.Close())
+		}
 	}
-	return l.Close()
+	return errors.Join(errs...)
 }
 
 // keep copies logs and state to e2e/artifacts.

@@ -29,6 +29,7 @@ var suite struct {
 
 	mu      sync.Mutex
 	shared  *lab             // see shared
+	queued  *lab             // see queues
 	open    []*trial.Cluster // all that were started
 	results []result
 }

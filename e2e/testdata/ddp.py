@@ -1,7 +1,8 @@
 """A small DDP training that saves a checkpoint after each step and goes on from the last one.
 
 It writes <attempt>.<rank>.steps, a line for each step done, and stops after the steps asked for. While the file `wait`
-exists it does not go past the step written there."""
+exists it does not go past the step written there. Asked to leave, all ranks agree on the step after which they do; while
+the file `linger` exists they do not."""
 import os
 import sys
 import time
@@ -26,9 +27,27 @@ if os.path.exists(checkpoint):
     optimizer.load_state_dict(saved["optimizer"])
 ddp = DistributedDataParallel(model)
 log = open(f"{folder}/{attempt}.{rank}.steps", "a", buffering=1)
+
+
+def asked():
+    return os.path.exists(os.environ["MUSTER_PREEMPT_FILE"]) and not os.path.exists(f"{folder}/linger")
+
+
+def mark(text):
+    with open(os.environ["MUSTER_PROGRESS_FILE"], "a") as marks:
+        print(text, file=marks)
+
+
 while done < steps:
-    while os.path.exists(f"{folder}/wait") and done >= int(open(f"{folder}/wait").read() or 0):
+    while os.path.exists(f"{folder}/wait") and done >= int(open(f"{folder}/wait").read() or 0) and not asked():
         time.sleep(0.02)
+    leave = torch.tensor([1.0 if asked() else 0.0])
+    dist.all_reduce(leave, op=dist.ReduceOp.MAX)
+    if leave.item():  # what is done is saved
+        mark(f"checkpoint begin {done}")
+        mark(f"checkpoint end {done}")
+        print(f"rank {rank} leaves after step {done}", flush=True)
+        sys.exit(0)
     generator = torch.Generator().manual_seed(done * dist.get_world_size() + rank)
     x = torch.randn(8, 4, generator=generator)
     loss = ((ddp(x) - x.sum(1, keepdim=True)) ** 2).mean()
@@ -41,9 +60,7 @@ while done < steps:
         os.replace(checkpoint + ".part", checkpoint)
     dist.barrier()  # nobody goes on before the step is saved
     print(done, file=log)
-    if os.environ.get("MUSTER_PROGRESS_FILE"):
-        with open(os.environ["MUSTER_PROGRESS_FILE"], "a") as marks:
-            print(f"step {done}", file=marks)
+    mark(f"step {done}")
 if rank == 0:
     print(f"trained {done} steps, loss {loss.item() if steps else 0:.4f}", flush=True)
 dist.destroy_process_group()

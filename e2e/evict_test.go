@@ -1,0 +1,319 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/nomad/api"
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/trial"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/view"
+	"github.com/shoenig/test/must"
+)
+
+// queueConfig has a queue that is guaranteed half of the cluster, one that only
+// borrows and one that does not wait; nobody is spared for having run for a
+// short time.
+const queueConfig = `
+queue "prod" {
+  guaranteed = { any = 8 }
+  namespaces = ["default"]
+  shared     = true
+  preempt {
+    grace       = "30s"
+    min_runtime = "1ms"
+  }
+}
+queue "lab" {
+  namespaces = ["default"]
+  shared     = true
+  preempt {
+    grace       = "30s"
+    min_runtime = "1ms"
+  }
+}
+queue "now" {
+  namespaces = ["default"]
+  shared     = true
+  class      = 90
+  urgent     = true
+  preempt { min_runtime = "1ms" }
+}
+`
+
+// queues gives a cluster with these queues that scenarios share which kill no
+// part of it.
+func queues(t *testing.T) (context.Context, *lab) {
+	t.Helper()
+	scenario(t)
+	suite.mu.Lock()
+	l := suite.queued
+	suite.mu.Unlock()
+	if l == nil || l.Planner.Pid() == 0 {
+		l = start(t, trial.Options{PlannerConfig: queueConfig})
+		suite.mu.Lock()
+		suite.queued = l
+		suite.mu.Unlock()
+	}
+	return l.begin(t), l
+}
+
+// why is what the command line says of a gang.
+func (l *lab) why(ctx context.Context, t *testing.T, job string) string {
+	t.Helper()
+	r, err := l.Muster(ctx, "why", job)
+	must.NoError(t, err)
+	must.Eq(t, 0, r.Code, must.Sprint(r.Stderr))
+	return r.Stdout
+}
+
+// awaitAsked returns when a gang was asked to leave.
+func (l *lab) awaitAsked(ctx context.Context, t *testing.T, job string) *view.Gang {
+	t.Helper()
+	return l.await(ctx, t, job, "the ask to leave", func(g *view.Gang) bool { return g.Reason == core.ReasonEvicted })
+}
+
+// evicted checks that attempt 1 of a gang ended because it was asked to.
+func evicted(t *testing.T, g *view.Gang, outcome contract.Outcome, by string) {
+	t.Helper()
+	must.SliceNotEmpty(t, g.Detail.Attempts, must.Sprint(describe(g)))
+	first := g.Detail.Attempts[0]
+	must.Eq(t, outcome, first.Exit.Outcome, must.Sprint(describe(g)))
+	must.Eq(t, "preempted", first.Reason)
+	must.Eq(t, "default/"+by, first.For)
+}
+
+// A queue gets its guarantee back: the training that borrowed the whole cluster
+// is asked, saves and leaves, the gang that is entitled runs, and the training
+// goes on after the last step that it saved.
+func TestGuaranteeIsTakenBack(t *testing.T) {
+	ctx, l := queues(t)
+	needTorch(t)
+	train, dir := folder(t), folder(t)
+	touch(t, train, "wait", "3")
+	touch(t, train, "linger", "")
+	config := python(t, "ddp.py", 1, train, "6") + fmt.Sprintf("        checkpoint = %q\n", filepath.Join(train, "checkpoints"))
+	l.submit(ctx, t, gangJob{name: "borrower", queue: "lab", members: 4, cards: 4, config: config}.hcl())
+	poll(ctx, t, "wait for step 3 of all ranks", func() error {
+		for rank := range 4 {
+			if steps := stepsOf(train, 1, rank); len(steps) < 3 {
+				return fmt.Errorf("rank %d of attempt 1 has done %v", rank, steps)
+			}
+		}
+		return nil
+	})
+	submitted := l.await(ctx, t, "borrower", "training", stage(contract.StageTraining)).Submitted
+	l.submit(ctx, t, gangJob{name: "entitled", queue: "prod", members: 2, cards: 4, config: shellRanks(t, dir, 2)}.hcl())
+	l.awaitAsked(ctx, t, "borrower")
+	l.await(ctx, t, "entitled", "its reservation", func(g *view.Gang) bool {
+		return g.Reason == core.ReasonVictims && strings.Contains(g.Sentence, "asked;")
+	})
+
+	// Both say what goes on, and nobody is stopped who is still saving.
+	must.StrContains(t, l.why(ctx, t, "borrower"), "default/entitled of queue prod takes back its guarantee")
+	must.StrContains(t, l.why(ctx, t, "entitled"), "default/borrower (asked; its grace ends at")
+	must.Len(t, 4, alive(l.allocations(ctx, t, "borrower")))
+	job, _, err := l.nomad.Jobs().Info("entitled", (&api.QueryOptions{}).WithContext(ctx))
+	must.NoError(t, err)
+	must.Greater(t, 50, *job.Priority, must.Sprint("its place is registered before anybody leaves it"))
+	noneStarted(t, dir)
+
+	must.NoError(t, os.Remove(filepath.Join(train, "linger")))
+	awaitStarted(ctx, t, dir, 1, 4)
+	g := l.await(ctx, t, "borrower", "its queue", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Attempt == 1 })
+	evicted(t, g, contract.OutcomeCheckpointed, "entitled")
+	must.Eq(t, submitted, g.Submitted)
+	must.StrContains(t, l.why(ctx, t, "borrower"), "entitled")
+	touch(t, train, "wait", "6")
+	touch(t, dir, "end", "")
+	l.awaitStage(ctx, t, "entitled", contract.StageComplete)
+
+	g = l.awaitStage(ctx, t, "borrower", contract.StageComplete)
+	must.Eq(t, 2, g.Attempt)
+	for rank := range 4 {
+		must.Eq(t, []string{"1", "2", "3"}, stepsOf(train, 1, rank), must.Sprintf("rank %d", rank))
+		must.Eq(t, []string{"4", "5", "6"}, stepsOf(train, 2, rank), must.Sprintf("rank %d", rank))
+	}
+	startedOnce(t, dir, 1, 4)
+}
+
+// Inside a queue the higher priority runs first; who was asked and does not
+// care is killed when its grace is over.
+func TestPriorityEvictsInsideAQueue(t *testing.T) {
+	ctx, l := queues(t)
+	low, high := folder(t), folder(t)
+	l.submit(ctx, t, gangJob{name: "low", queue: "lab", members: 4, cards: 4, meta: map[string]string{contract.MetaGrace: "1s"}, config: shellRanks(t, low, 1)}.hcl())
+	awaitStarted(ctx, t, low, 1, 4)
+	l.submit(ctx, t, gangJob{name: "high", queue: "lab", prio: 70, members: 3, cards: 4, config: shellRanks(t, high, 1)}.hcl())
+	awaitStarted(ctx, t, high, 1, 3)
+	evicted(t, l.await(ctx, t, "low", "its queue", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Attempt == 1 }), contract.OutcomeKilled, "high")
+	touch(t, low, "end", "")
+	touch(t, high, "end", "")
+	l.awaitStage(ctx, t, "high", contract.StageComplete)
+	must.Eq(t, 2, l.awaitStage(ctx, t, "low", contract.StageComplete).Attempt)
+}
+
+// A gang of an urgent queue waits for nobody's grace, and for no guarantee.
+func TestUrgentQueueTakesItsPlaceAtOnce(t *testing.T) {
+	ctx, l := queues(t)
+	prod, now := folder(t), folder(t)
+	touch(t, prod, "saves", "")
+	touch(t, prod, "linger", "")
+	l.submit(ctx, t, gangJob{name: "guaranteed", queue: "prod", members: 4, cards: 2, config: shellRanks(t, prod, 1)}.hcl())
+	l.submit(ctx, t, gangJob{name: "filler", queue: "prod", members: 4, cards: 2, config: shellRanks(t, prod, 1)}.hcl())
+	for _, job := range []string{"guaranteed", "filler"} {
+		l.await(ctx, t, job, "its start", stage(contract.StageStarted, contract.StageTraining))
+	}
+	l.submit(ctx, t, gangJob{name: "urgent", queue: "now", members: 2, cards: 2, config: shellRanks(t, now, 1)}.hcl())
+	awaitStarted(ctx, t, now, 1, 2)
+	touch(t, prod, "end", "")
+	touch(t, now, "end", "")
+	attempts := 0
+	for _, job := range []string{"guaranteed", "filler"} {
+		g := l.awaitStage(ctx, t, job, contract.StageComplete)
+		attempts += g.Attempt
+		if g.Attempt == 2 {
+			must.Eq(t, "default/urgent", g.Detail.Attempts[0].For)
+			must.NotEq(t, contract.OutcomeCheckpointed, g.Detail.Attempts[0].Exit.Outcome)
+		}
+	}
+	must.Eq(t, 3, attempts, must.Sprint("one of the two had to go"))
+	l.awaitStage(ctx, t, "urgent", contract.StageComplete)
+}
+
+// The gang that room was made for is withdrawn: who was asked and has not left
+// goes on in its attempt.
+func TestAskIsTakenBack(t *testing.T) {
+	ctx, l := queues(t)
+	lab, prod := folder(t), folder(t)
+	touch(t, lab, "saves", "")
+	touch(t, lab, "linger", "")
+	l.submit(ctx, t, gangJob{name: "stays", queue: "lab", members: 4, cards: 4, config: shellRanks(t, lab, 1)}.hcl())
+	awaitStarted(ctx, t, lab, 1, 4)
+	l.submit(ctx, t, gangJob{name: "withdrawn", queue: "prod", members: 2, cards: 4, config: shellRanks(t, prod, 1)}.hcl())
+	l.awaitAsked(ctx, t, "stays")
+	l.stop(ctx, t, "withdrawn")
+	l.await(ctx, t, "withdrawn", "its end", stage(contract.StageCancelled))
+	l.await(ctx, t, "stays", "the word that it may stay", func(g *view.Gang) bool { return g.Reason == core.ReasonRunning })
+	for _, a := range l.allocations(ctx, t, "stays") {
+		l.awaitEvent(ctx, t, a.ID, "may stay")
+	}
+	must.NoError(t, os.Remove(filepath.Join(lab, "linger"))) // they look for the preempt file, which is gone
+	// What ends within the old grace ends by the ask, unless it says otherwise.
+	touch(t, lab, "complete", "")
+	touch(t, lab, "end", "")
+	must.Eq(t, 1, l.awaitStage(ctx, t, "stays", contract.StageComplete).Attempt)
+	noneStarted(t, prod)
+}
+
+// A drain asks the whole gang, with the drain's deadline as grace; it goes on
+// elsewhere.
+func TestDrainAsksTheWholeGang(t *testing.T) {
+	ctx, l := queues(t)
+	dir := folder(t)
+	touch(t, dir, "saves", "")
+	touch(t, dir, "linger", "")
+	l.submit(ctx, t, gangJob{name: "drained", queue: "lab", members: 2, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	awaitStarted(ctx, t, dir, 1, 2)
+	node := l.allocations(ctx, t, "drained")[0].NodeID
+	began := time.Now()
+	_, err := l.nomad.Nodes().UpdateDrain(node, &api.DrainSpec{Deadline: 90 * time.Second}, false, nil)
+	must.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := l.nomad.Nodes().UpdateDrain(node, nil, true, nil)
+		must.NoError(t, err)
+	})
+	g := l.awaitAsked(ctx, t, "drained")
+	must.StrContains(t, g.Sentence, "drains")
+	must.StrContains(t, l.why(ctx, t, "drained"), "drains")
+	// Every member has the ask, with the time that is left until the deadline.
+	for _, a := range alive(l.allocations(ctx, t, "drained")) {
+		l.awaitEvent(ctx, t, a.ID, "asked to save and leave within")
+		text := l.eventText(ctx, t, a.ID, "asked to save and leave within")
+		within, _, _ := strings.Cut(strings.TrimPrefix(text, "asked to save and leave within "), " ")
+		grace, err := time.ParseDuration(within)
+		must.NoError(t, err, must.Sprint(text))
+		must.Between(t, 90*time.Second-time.Since(began)-5*time.Second, grace, 91*time.Second)
+	}
+	must.NoError(t, os.Remove(filepath.Join(dir, "linger")))
+	awaitStarted(ctx, t, dir, 2, 2)
+	g = l.await(ctx, t, "drained", "attempt 2", func(g *view.Gang) bool { return g.Attempt == 2 && len(g.Detail.Members) == 2 })
+	must.Eq(t, "drain", g.Detail.Attempts[0].Reason)
+	must.Eq(t, contract.OutcomeCheckpointed, g.Detail.Attempts[0].Exit.Outcome)
+	for _, m := range g.Detail.Members {
+		must.NotEq(t, node, m.NodeID)
+	}
+	touch(t, dir, "end", "")
+	l.awaitStage(ctx, t, "drained", contract.StageComplete)
+}
+
+// A time limit is enforced: asked when it is reached, and ended with that
+// outcome.
+func TestTimeLimitIsEnforced(t *testing.T) {
+	ctx, l := queues(t)
+	dir := folder(t)
+	touch(t, dir, "saves", "")
+	l.submit(ctx, t, gangJob{name: "limited", queue: "lab", members: 2, cards: 4, meta: map[string]string{contract.MetaTimeLimit: "2s"}, config: shellRanks(t, dir, 1)}.hcl())
+	awaitStarted(ctx, t, dir, 1, 2)
+	g := l.awaitStage(ctx, t, "limited", contract.StageFailed)
+	must.Eq(t, contract.OutcomeTimeLimit, g.Exit.Outcome, must.Sprint(describe(g)))
+	must.StrContains(t, g.Exit.Text, "time limit of 2s")
+	must.Eq(t, 1, g.Attempt)
+	must.NoError(t, l.awaitEmpty(ctx))
+}
+
+// The planner is killed while a gang is asked to leave: the next one sees the
+// eviction through.
+func TestPlannerDiesDuringAnEviction(t *testing.T) {
+	ctx, l := own(t, trial.Options{PlannerConfig: queueConfig})
+	lab, prod := folder(t), folder(t)
+	touch(t, lab, "saves", "")
+	touch(t, lab, "linger", "")
+	l.submit(ctx, t, gangJob{name: "leaves", queue: "lab", members: 4, cards: 4, config: shellRanks(t, lab, 1)}.hcl())
+	awaitStarted(ctx, t, lab, 1, 4)
+	l.submit(ctx, t, gangJob{name: "takes", queue: "prod", members: 2, cards: 4, config: shellRanks(t, prod, 1)}.hcl())
+	l.awaitAsked(ctx, t, "leaves")
+	must.NoError(t, l.Planner.Kill())
+	must.NoError(t, os.Remove(filepath.Join(lab, "linger")))
+	l.awaitAllocations(ctx, t, "leaves", "all have left", func(list []*api.AllocationListStub) bool { return len(alive(list)) == 0 })
+	must.NoError(t, l.StartPlanner(ctx))
+	awaitStarted(ctx, t, prod, 1, 2)
+	evicted(t, l.await(ctx, t, "leaves", "its queue", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Attempt == 1 }), contract.OutcomeCheckpointed, "takes")
+	touch(t, prod, "end", "")
+	touch(t, lab, "end", "")
+	must.Eq(t, 1, l.awaitStage(ctx, t, "takes", contract.StageComplete).Attempt)
+	must.Eq(t, 2, l.awaitStage(ctx, t, "leaves", contract.StageComplete).Attempt)
+	startedOnce(t, prod, 1, 2)
+}
+
+// eventText is a task event of an allocation that begins with a text; "": none.
+func (l *lab) eventText(ctx context.Context, t *testing.T, alloc, begins string) string {
+	t.Helper()
+	a, _, err := l.nomad.Allocations().Info(alloc, (&api.QueryOptions{}).WithContext(ctx))
+	must.NoError(t, err)
+	for _, s := range a.TaskStates {
+		if at := slices.IndexFunc(s.Events, func(e *api.TaskEvent) bool { return strings.HasPrefix(e.DisplayMessage, begins) }); at >= 0 {
+			return s.Events[at].DisplayMessage
+		}
+	}
+	return ""
+}
+
+func (l *lab) awaitEvent(ctx context.Context, t *testing.T, alloc, begins string) {
+	t.Helper()
+	poll(ctx, t, "wait for the event "+begins, func() error {
+		if l.eventText(ctx, t, alloc, begins) == "" {
+			return fmt.Errorf("allocation %s has none", alloc)
+		}
+		return nil
+	})
+}
