@@ -338,6 +338,13 @@ func Build(cards []device.Status, samples map[string]card.Sample) contract.CardR
 			if m.GPUUtil != nil {
 				out.Measured.Utilization = *m.GPUUtil
 			}
+			if m.SMActive != nil {
+				activity := *m.SMActive * 100
+				out.Measured.Activity = &activity
+			}
+			if m.Power != nil {
+				out.Measured.Power = *m.Power
+			}
 			if m.Processes != nil {
 				out.Measured.Processes = int(*m.Processes)
 			}

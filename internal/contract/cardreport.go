@@ -94,6 +94,10 @@ type CardMeasured struct {
 	MemoryUsed  uint64  `json:"mem"`       // MiB
 	MemoryTotal uint64  `json:"mem_total"` // MiB
 	Processes   int     `json:"procs"`
+	// Activity in percent is how busy the card's units really were, where that is
+	// measured; Utilization counts a card as busy while any kernel runs.
+	Activity *float64 `json:"act,omitempty"`
+	Power    float64  `json:"w,omitempty"` // watts
 }
 
 // CardReply is what the planner answers.

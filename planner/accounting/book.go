@@ -45,6 +45,7 @@ type live struct {
 	eviction    string
 	stages      []Stage
 	end         *AttemptEnd
+	gone        bool // its gang is: nothing more is to be seen of it
 	pieces      map[pieceKey]*piece
 }
 
@@ -82,6 +83,9 @@ func (b *book) observe(g Gang, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	seen := map[string]bool{}
+	for _, id := range g.Others {
+		seen[id] = true
+	}
 	for i := range g.Attempts {
 		a := &g.Attempts[i]
 		for k := range a.Allocs {
@@ -115,6 +119,7 @@ func sortedKeys(m map[Key]*live) []Key {
 func (b *book) seen(a *Attempt) {
 	_, known := b.attempts[a.Key]
 	l := b.attempt(a.Key)
+	l.gone = false
 	if !known {
 		l.queue, l.user = a.Queue, a.User
 		b.put(recAttempt{*a})
@@ -238,16 +243,22 @@ func Cause(e *AttemptEnd) string {
 
 // finish forgets an attempt of which nothing more is to be booked.
 func (b *book) finish(l *live) {
-	if l.end == nil || b.booked == 0 {
+	if l.end == nil && !l.gone || b.booked == 0 {
 		return
 	}
 	for _, p := range l.pieces {
-		if p.ended >= b.booked*hour || !p.exact {
+		if p.ended >= b.booked*hour || !p.exact && !l.gone {
 			return
 		}
 	}
 	delete(b.attempts, l.Key)
 	delete(b.gangs[l.Gang], l.Key)
+	if len(b.gangs[l.Gang]) == 0 {
+		delete(b.gangs, l.Gang)
+	}
+	if l.gone {
+		return
+	}
 	if b.done[l.Gang] == nil {
 		b.done[l.Gang] = map[Key]bool{}
 	}
@@ -261,6 +272,7 @@ func (b *book) forget(gang string, now time.Time) {
 	defer b.mu.Unlock()
 	for _, k := range sortedKeys(b.gangs[gang]) {
 		b.vanish(b.gangs[gang][k], nil, nil, now)
+		b.gangs[gang][k].gone = true
 	}
 	delete(b.done, gang)
 	delete(b.over, gang)
@@ -274,6 +286,7 @@ func (b *book) reconcile(there map[string]bool, seen time.Time) {
 	for _, k := range sortedKeys(b.attempts) {
 		if !there[k.Gang] {
 			b.vanish(b.attempts[k], nil, nil, seen)
+			b.attempts[k].gone = true
 		}
 	}
 }

@@ -19,9 +19,11 @@ type Gang struct {
 	Name     string // namespace/job
 	Attempts []Attempt
 	End      *GangEnd // nil: it is not over
-	// Whole: Allocs of the attempts are all that Nomad has of the gang, so that
-	// one that is open in the books and not among them is gone.
+	// Whole: the attempts' allocations and Others are all that Nomad has of the
+	// gang, so that one that is open in the books and not among them is gone.
 	Whole bool
+	// Others are allocations of attempts that are not known any more.
+	Others []string
 }
 
 // Attempt is what is seen of one.

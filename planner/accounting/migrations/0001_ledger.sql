@@ -166,12 +166,12 @@ CREATE TABLE utilisation (
   attempt      INTEGER NOT NULL REFERENCES attempt,
   model        INTEGER NOT NULL REFERENCES name,
   cards        INTEGER NOT NULL,
-  sampled      INTEGER NOT NULL,            -- card-seconds that samples stand for
-  activity     INTEGER NOT NULL,            -- card-seconds times per mille of activity
-  idle         INTEGER NOT NULL,            -- card-seconds without activity
+  sampled      INTEGER NOT NULL,            -- card-milliseconds that samples stand for
+  activity     INTEGER NOT NULL,            -- card-milliseconds times per mille of activity
+  idle         INTEGER NOT NULL,            -- card-milliseconds without activity
   memory       INTEGER NOT NULL,            -- MiB-seconds in use
   memory_total INTEGER NOT NULL,            -- MiB-seconds held
-  energy       INTEGER NOT NULL,            -- joules
+  energy       INTEGER NOT NULL,            -- millijoules
   never_busy   INTEGER NOT NULL,            -- cards
   untouched    INTEGER NOT NULL,            -- MiB that were never in use
   histogram    BLOB    NOT NULL,

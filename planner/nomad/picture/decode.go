@@ -88,6 +88,24 @@ func (a *Alloc) Terminal() bool {
 	return a.Client == "complete" || a.Client == "failed" || a.Client == "lost"
 }
 
+// End is when an allocation that is terminal ended: when the last of its tasks
+// did, as its client told (exact), or when Nomad noted it.
+func (a *Alloc) End() (at time.Time, exact bool) {
+	for i := range a.Tasks {
+		t := &a.Tasks[i]
+		if t.State != "dead" || t.Finished.IsZero() {
+			return a.Modified, false
+		}
+		if t.Finished.After(at) {
+			at = t.Finished
+		}
+	}
+	if at.IsZero() {
+		return a.Modified, false
+	}
+	return at, true
+}
+
 // Stopping tells whether it was asked to end and has not.
 func (a *Alloc) Stopping() bool { return !a.Terminal() && a.Desired != "run" }
 
