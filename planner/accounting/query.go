@@ -330,3 +330,24 @@ func PeriodStart(period string, now time.Time) time.Time {
 	}
 	return time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
 }
+
+// Totals are card-seconds since the books began, by queue, model and category,
+// up to now.
+func (l *Ledger) Totals(now time.Time) map[[3]string]int64 {
+	out := map[[3]string]int64{}
+	written := l.book.written.Load()
+	for _, r := range l.book.unbooked(0, now.Unix()) {
+		if r.Hour < written {
+			continue // it is counted below
+		}
+		for category, n := range map[string]int64{Guaranteed: r.Guaranteed, Borrowed: r.Borrowed, Held: r.Held, Training: r.Training} {
+			out[[3]string{r.Queue, r.Model, category}] += n
+		}
+	}
+	for _, t := range l.Tallies(TallyUsage) {
+		if len(t.Labels) == 3 {
+			out[[3]string(t.Labels)] += t.Value
+		}
+	}
+	return out
+}

@@ -83,6 +83,7 @@ type Agent struct {
 	events  *notify.Sender // nil before Run
 	metrics *metrics
 	cards   *cards.Service
+	meter   *meter
 	slow    time.Duration
 	// describeAfter: see Options.
 	describeAfter time.Duration
@@ -104,7 +105,7 @@ func New(o Options) (*Agent, error) {
 		return nil, errors.New("make planner: no configuration")
 	}
 	cfg := o.Config.Current()
-	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), stored: map[contract.GangID]storedState{}, submissions: map[contract.GangID]submitted{}}
+	a := &Agent{config: o.Config, log: o.Log, decider: o.Decider, slow: o.Slow, inbox: newInbox(), meter: newMeter(), stored: map[contract.GangID]storedState{}, submissions: map[contract.GangID]submitted{}}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
 	}
@@ -151,6 +152,8 @@ func New(o Options) (*Agent, error) {
 	a.metrics.reports(o.Registry, a.cards)
 	a.state = newState()
 	a.state.cards = a.cards
+	a.state.changed = a.meter.mark
+	o.Registry.MustRegister(newCollector(a))
 	return a, nil
 }
 
@@ -200,6 +203,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	go func() {
 		defer wg.Done()
 		a.followServer(ctx, server)
+	}()
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		a.meterLoop(ctx, a.config.Current())
 	}()
 	a.loop(ctx, &wg)
 	return nil
@@ -283,6 +291,9 @@ func (a *Agent) Reload() {
 	a.cards.Configure(cardSettings(a.config.Current()))
 	a.inbox.do(func(s *state) {
 		s.set = a.settings(a.config.Current(), s.server)
+		if l := a.meter.ledger.Load(); l != nil {
+			l.Entitle(guarantees(&a.config.Current().Core))
+		}
 		for _, e := range s.gangs {
 			e.gang.Configure(s.set)
 			e.dirty = true

@@ -357,6 +357,9 @@ func (a *Agent) Card(card, node string) (view.CardState, error) {
 // Report implements httpapi.Cards.
 func (a *Agent) Report(ctx context.Context, by httpapi.Caller, r contract.CardReport) (contract.CardReply, error) {
 	reply, err := a.cards.Report(ctx, r, by.Name)
+	if err == nil {
+		a.meter.Sample(r, time.Now())
+	}
 	if err != nil && !errors.Is(err, cards.ErrStarting) {
 		return reply, &view.Error{Code: view.CodeInvalid, Operation: "report cards", Object: r.Node, Cause: err.Error()}
 	}

@@ -212,6 +212,7 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 		})
 	}
 	a.tell(e, now)
+	a.state.changed(e.key)
 	a.ended(e)
 	if e.phase != g.Saved.Phase {
 		e.phase = g.Saved.Phase
@@ -223,6 +224,9 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 func (a *Agent) forget(e *entry) {
 	if e.watch != nil {
 		e.watch()
+	}
+	if e.gang.User != nil {
+		a.meter.depart(a.state.sight(e).gang)
 	}
 	delete(a.state.gangs, e.key)
 	a.state.ordered = nil
@@ -267,7 +271,7 @@ func (a *Agent) next(now time.Time) time.Duration {
 // carry gives a plan's decisions to the gangs that they are about.
 func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run func(*entry, []lifecycle.Effect)) {
 	s := &a.state
-	s.notices, s.reservations = plan.Notices, plan.Reservations
+	s.notices, s.reservations, s.demand = plan.Notices, plan.Reservations, plan.Demand
 	a.metrics.contradictions(plan.Notices)
 	for i := range plan.Verdicts {
 		a.judge(&plan.Verdicts[i], now)
@@ -328,15 +332,7 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 	}
 	a.describe(ctx, now, run)
 	a.hold(now)
-	if now.Sub(s.gaugesAt) >= gaugesEvery {
-		s.gaugesAt = now
-		a.metrics.state(s, now)
-	}
 }
-
-// gaugesEvery is how often the gauges are renewed at most: it takes as long as
-// there are gangs.
-const gaugesEvery = 200 * time.Millisecond
 
 // notCarried marks a decision that this service cannot carry out.
 func (a *Agent) notCarried(id core.GangID, text string) {

@@ -23,10 +23,11 @@ import (
 // How often the meter looks at gangs that something happened to, notes the
 // state of the cluster and closes hours, and stores what samples said so far.
 const (
-	meterEvery = 200 * time.Millisecond
-	tickEvery  = time.Minute
-	spentEvery = 10 * time.Second
-	keepEvery  = 5 * time.Minute
+	meterEvery   = 200 * time.Millisecond
+	tickEvery    = time.Minute
+	figuresEvery = time.Second // or longer, where they take long
+	spentEvery   = 10 * time.Second
+	keepEvery    = 5 * time.Minute
 )
 
 // ledgerFile in the data folder.
@@ -37,6 +38,8 @@ const ledgerFile = "ledger.db"
 type meter struct {
 	ledger atomic.Pointer[accounting.Ledger] // nil: it cannot be opened
 	spent  atomic.Pointer[map[core.QueueName]int64]
+	// figures are the gauges as they were worked out last; nil: not yet.
+	figures atomic.Pointer[figures]
 
 	mu     sync.Mutex
 	marked map[picture.Key]bool // gangs to look at
@@ -112,14 +115,19 @@ func (a *Agent) meterLoop(ctx context.Context, cfg *config.Config) {
 	}
 	beat := time.NewTicker(meterEvery)
 	defer beat.Stop()
-	var tried, ticked, spent, kept time.Time
-	reconciled := false
+	var tried, ticked, spent, kept, figured time.Time
+	reconciled, pause := false, time.Duration(0)
 	for {
 		now := time.Now()
 		l := m.ledger.Load()
 		if l == nil && now.Sub(tried) >= tickEvery {
 			tried = now
 			l = a.openLedger(ctx, path)
+		}
+		if now.Sub(figured) >= pause {
+			a.refigure(l, now)
+			figured = time.Now()
+			pause = max(figuresEvery, 100*figured.Sub(now)) // at most a hundredth of a core
 		}
 		if l != nil {
 			all, ok := a.look(l, now)
@@ -296,12 +304,12 @@ func (s *state) sight(e *entry) sight {
 		if at.Exit != nil {
 			end.Code = at.Exit.Code
 		}
-		add(accounting.Attempt{Key: accounting.Key{Number: at.Number, Base: at.Base}, Stages: bookedStages(at.Stages), Checkpoint: at.Checkpoint, End: &end})
+		add(accounting.Attempt{Key: accounting.Key{Number: at.Number, Base: at.Base}, Stages: bookedStages(at.Stages), Checkpoint: at.Checkpoint, Eviction: string(at.Cause), End: &end})
 	}
 	if saved.Phase != lifecycle.Waiting && saved.Phase != lifecycle.Over && saved.Attempt > 0 {
-		a := accounting.Attempt{Key: accounting.Key{Number: saved.Attempt, Base: saved.Base}, Stages: bookedStages(saved.Stages), Checkpoint: g.Checkpoint(), Foretold: e.foretold, Eviction: e.evicting}
-		if a.Eviction == "" && saved.Ask != nil {
-			a.Eviction = saved.Ask.Kind
+		a := accounting.Attempt{Key: accounting.Key{Number: saved.Attempt, Base: saved.Base}, Stages: bookedStages(saved.Stages), Checkpoint: g.Checkpoint(), Foretold: e.foretold}
+		if saved.Ask != nil {
+			a.Eviction = string(saved.Ask.Cause)
 		}
 		add(a)
 	}
@@ -392,7 +400,9 @@ func (m *meter) follow(l *accounting.Ledger, s *sight) {
 func (a *Agent) tick(l *accounting.Ledger, now, last time.Time) {
 	m := a.meter
 	if lasted := now.Sub(last); !last.IsZero() && lasted < 3*tickEvery {
-		l.Clusters(now, lasted, a.clusterStates())
+		if f := m.figures.Load(); f != nil {
+			l.Clusters(now, lasted, f.clusterStates())
+		}
 	}
 	m.flushSums(l, now)
 	l.Tick(now)
@@ -403,6 +413,28 @@ func (m *meter) flushSums(l *accounting.Ledger, now time.Time) {
 	sums := m.use.Sums()
 	m.samples.Unlock()
 	l.Sampled(now, sums)
+}
+
+// refigure works out the gauges anew.
+func (a *Agent) refigure(l *accounting.Ledger, now time.Time) {
+	f := a.figure(now)
+	if f == nil {
+		return
+	}
+	if l != nil {
+		known := map[string]bool{}
+		cfg := &a.config.Current().Core
+		for i := range cfg.Queues {
+			known[string(cfg.Queues[i].Name)] = true
+		}
+		f.usage = l.Totals(now)
+		for k := range f.usage {
+			if !known[k[0]] {
+				delete(f.usage, k)
+			}
+		}
+	}
+	a.meter.figures.Store(f)
 }
 
 // keep stores what samples said of running attempts.
@@ -467,8 +499,8 @@ func (m *meter) used() map[core.QueueName]int64 {
 func (e *entry) foresee(v *core.Verdict, now time.Time) {
 	switch {
 	case e.gang.Saved.Phase != lifecycle.Waiting:
-	case e.foretoldFor != e.gang.Saved.Queued:
-		e.foretold, e.foretoldFor, e.evicting = accounting.ETA{}, e.gang.Saved.Queued, ""
+	case !e.foretoldFor.Equal(e.gang.Saved.Queued):
+		e.foretold, e.foretoldFor = accounting.ETA{}, e.gang.Saved.Queued
 		fallthrough
 	default:
 		if e.foretold.From.IsZero() && !v.ETA.From.IsZero() && v.Action == core.ActionWait {

@@ -21,6 +21,7 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 	cfg := a.config.Current()
 	departing := s.departing()
 	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused, History: s.history(now)}
+	snap.History.UsedCardSeconds = a.meter.used()
 	for _, e := range s.order() {
 		g, ok := e.gang.Core(now)
 		if !ok {

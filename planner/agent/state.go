@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/accounting"
 	"github.com/nomad-muster/muster/planner/cards"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
@@ -41,18 +42,20 @@ type state struct {
 	makingRoom, askedFor map[picture.Key]*entry
 	reservations         []core.Reservation // of the last plan
 
-	nodeList   cache[string, core.Node]
-	claims     cache[string, core.Claim]
+	nodeList cache[string, core.Node]
+	claims   cache[string, core.Claim]
+	// changed is told of gangs that something happened to.
+	changed    func(picture.Key)
+	demand     []core.Demand // of the last plan
+	resyncs    int64
 	notices    []core.Notice
 	decideSoon bool
 	cycles     int64
 	lastCycle  time.Time
 	lastTook   time.Duration
 	nextCycle  time.Time // the earliest
-	gaugesAt   time.Time
 	paused     string
-	cardsAt    time.Time // when cards were last counted
-	held       uint64    // claims.changes that the nodes were told of
+	held       uint64 // claims.changes that the nodes were told of
 	heldAt     time.Time
 }
 
@@ -108,6 +111,10 @@ type entry struct {
 	// seenAttempt is the last attempt whose end was laid on a place.
 	seenAttempt int
 	admitAt     time.Time // when the core was last asked whether it would admit it
+	// foretold is the first start that it was told since foretoldFor, when it was
+	// queued.
+	foretold    accounting.ETA
+	foretoldFor time.Time
 	// reasonAt is since when the verdict has its reason.
 	reasonAt, describedAt time.Time
 	describedFor          core.Reason
@@ -180,6 +187,9 @@ func (s *state) apply(d nomad.Delta) {
 		s.contact = *d.Contact
 	}
 	s.whole = s.whole || d.Whole
+	if d.Whole {
+		s.resyncs++
+	}
 	for key, j := range d.Jobs {
 		s.job(key, j)
 	}
@@ -273,6 +283,7 @@ func (s *state) alloc(id string, a *picture.Alloc) {
 	s.claim(id, a)
 	if e := s.gangs[key]; e != nil {
 		e.dirty = true
+		s.changed(key)
 	}
 }
 

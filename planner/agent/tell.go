@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/accounting"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
 	"github.com/nomad-muster/muster/planner/view"
@@ -94,6 +96,8 @@ func (a *Agent) tellAsk(e *entry, now time.Time) {
 	e.askTold = kind
 	if text != "" {
 		a.publish(e, view.Event{At: now.UTC(), Kind: view.EventEvict, Text: text})
+		ask := e.gang.Saved.Ask
+		a.meter.decide(accounting.Decision{At: ask.At, Gang: e.key.String(), Attempt: e.gang.Saved.Attempt, Queue: e.gang.QueueName(), Action: string(core.ActionEvict), Reason: cmp.Or(string(ask.Cause), ask.Kind), Text: text})
 		a.log.Info("gang is asked", "gang", e.key.String(), "attempt", e.gang.Saved.Attempt, "text", text)
 	}
 }
@@ -109,6 +113,10 @@ func (a *Agent) judge(v *core.Verdict, now time.Time) {
 		e.reasonAt = now
 	}
 	e.verdict, e.decided = *v, true
+	e.foresee(v, now)
+	if changed {
+		a.meter.decide(accounting.Decision{At: now, Gang: e.key.String(), Attempt: e.gang.Saved.Attempt, Queue: e.gang.QueueName(), Action: string(v.Action), Reason: string(v.Reason), Text: v.Sentence})
+	}
 	if changed && (v.Action == core.ActionWait || v.Action == core.ActionRefuse || v.Action == core.ActionFail) {
 		a.publish(e, view.Event{At: now.UTC(), Kind: view.EventVerdict, Text: fmt.Sprintf("%s: %s", v.Action, v.Sentence)})
 	}

@@ -417,32 +417,6 @@ func (s *state) holders() map[core.CardID]*core.Claim {
 	return out
 }
 
-// cardStates counts cards by model and verdict.
-func (s *state) cardStates() map[string]*[4]int {
-	out := map[string]*[4]int{}
-	for _, n := range s.nodes {
-		for i := range n.Devices {
-			g := &n.Devices[i]
-			if !s.isCard(g.Type) {
-				continue
-			}
-			c := out[string(g.Name)]
-			if c == nil {
-				c = new([4]int)
-				out[string(g.Name)] = c
-			}
-			for j := range g.Cards {
-				state := min(g.Cards[j].State, core.CardQuarantined)
-				if !g.Cards[j].Healthy {
-					state = max(state, core.CardDraining)
-				}
-				c[state]++
-			}
-		}
-	}
-	return out
-}
-
 // cardCounts counts cards by model.
 func (s *state) cardCounts() []view.CardCount {
 	holder := s.holders()
@@ -528,6 +502,7 @@ func (a *Agent) Status() view.Status {
 		}
 	}
 	out.Problems = append(out.Problems, a.hookProblems()...)
+	out.Problems = append(out.Problems, a.meterProblems()...)
 	return out
 }
 
