@@ -346,10 +346,7 @@ func (s *supervisor) serveRank(conn *net.UnixConn) {
 		_ = out.Encode(rankWelcome{V: 1, Error: err.Error()})
 		return
 	}
-	text, err := json.Marshal(rankWelcome{V: 1, Env: torchrun.RankEnvironment(l.input, l.planned, torchrun.Rank{Global: hello.Rank, Local: hello.Local, Node: hello.Node})})
-	if err == nil {
-		_, _, err = conn.WriteMsgUnix(append(text, '\n'), unix.UnixRights(int(files[0].Fd()), int(files[1].Fd())), nil)
-	}
+	err = sendFiles(conn, rankWelcome{V: 1, Env: torchrun.RankEnvironment(l.input, l.planned, torchrun.Rank{Global: hello.Rank, Local: hello.Local, Node: hello.Node})}, files[:])
 	files[0].Close()
 	files[1].Close()
 	if err != nil {

@@ -26,6 +26,7 @@ const (
 	OpStop   = "stop"   // with Grace and Signal
 	OpKill   = "kill"   // stop without grace
 	OpSignal = "signal" // Signal, to the ranks
+	OpExec   = "exec"   // Exec; answers: ExecNews, twice
 )
 
 // messageLimit is the longest line in bytes: a record of some thousand members.
@@ -42,7 +43,8 @@ type Request struct {
 	// the supervisor remembers of that.
 	After int `json:"after,omitempty"`
 	// Seen, in a further line of a watch, confirms events up to this one.
-	Seen int `json:"seen,omitempty"`
+	Seen int   `json:"seen,omitempty"`
+	Exec *Exec `json:"exec,omitempty"`
 }
 
 // Answer from the supervisor.
@@ -52,6 +54,7 @@ type Answer struct {
 	Status *Status        `json:"status,omitempty"`
 	Event  *Event         `json:"event,omitempty"`
 	Exit   *contract.Exit `json:"exit,omitempty"`
+	Exec   *ExecNews      `json:"exec,omitempty"`
 }
 
 // Status of a supervised task.

@@ -95,29 +95,19 @@ func newWrapper() (*wrapper, error) {
 		conn.Close()
 		return nil, fmt.Errorf("greet the supervisor: %w", err)
 	}
-	// Descriptors come with the first byte of the answer, so that is read apart.
-	first, control := make([]byte, 1), make([]byte, unix.CmsgSpace(8))
-	n, nc, _, _, err := conn.ReadMsgUnix(first, control)
-	if err != nil || n != 1 {
-		conn.Close()
-		return nil, fmt.Errorf("hear from the supervisor: %w", errors.Join(err, errors.New("no answer")))
-	}
-	w.in = json.NewDecoder(io.MultiReader(newOnce(first), conn))
 	var welcome rankWelcome
-	if err := w.in.Decode(&welcome); err != nil {
+	files, in, err := receiveFiles(conn, &welcome, true)
+	if err == nil && welcome.Error != "" {
+		err = errors.New(welcome.Error)
+	}
+	if err == nil && len(files) != 2 {
+		err = fmt.Errorf("%d output pipes came", len(files))
+	}
+	if err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("hear from the supervisor: %w", err)
 	}
-	if welcome.Error != "" {
-		conn.Close()
-		return nil, errors.New(welcome.Error)
-	}
-	fds, err := descriptors(control[:nc])
-	if err != nil || len(fds) != 2 {
-		conn.Close()
-		return nil, fmt.Errorf("take the rank's output pipes: %d came: %w", len(fds), err)
-	}
-	w.out = [2]*os.File{os.NewFile(uintptr(fds[0]), "stdout"), os.NewFile(uintptr(fds[1]), "stderr")}
+	w.in, w.out = in, [2]*os.File(files)
 	w.env = append(os.Environ(), welcome.Env...)
 	return w, nil
 }

@@ -16,6 +16,9 @@ import (
 type server struct {
 	listener *net.UnixListener
 	handle   func(Request) (Answer, error)
+	// exec answers on the connection itself; gone is closed when the plugin
+	// hangs up.
+	exec func(r Request, conn *net.UnixConn, gone <-chan struct{}) error
 
 	mu     sync.Mutex
 	events []Event
@@ -30,8 +33,8 @@ type server struct {
 // itself keeps ten.
 const eventsKept = 50
 
-func newServer(l *net.UnixListener, handle func(Request) (Answer, error)) *server {
-	s := &server{listener: l, handle: handle, wake: make(chan struct{})}
+func newServer(l *net.UnixListener, handle func(Request) (Answer, error), exec func(Request, *net.UnixConn, <-chan struct{}) error) *server {
+	s := &server{listener: l, handle: handle, exec: exec, wake: make(chan struct{})}
 	s.wg.Go(s.accept) // counted, so that no connection is added to an empty group
 	return s
 }
@@ -67,6 +70,19 @@ func (s *server) serve(conn *net.UnixConn) {
 	if r.Op == OpWatch {
 		_ = conn.SetReadDeadline(time.Time{})
 		s.watch(r, lines, answer)
+		return
+	}
+	if r.Op == OpExec {
+		_ = conn.SetReadDeadline(time.Time{})
+		gone := make(chan struct{})
+		go func() { // nothing more is said but the hanging up
+			defer close(gone)
+			for lines.Scan() {
+			}
+		}()
+		if err := s.exec(r, conn, gone); err != nil {
+			_ = answer(Answer{Error: err.Error()})
+		}
 		return
 	}
 	a, err := s.handle(r)

@@ -25,7 +25,7 @@ func served(t *testing.T, handle func(Request) (Answer, error)) (*server, string
 	must.NoError(t, os.WriteFile(path, nil, 0o600)) // what a dead process left
 	l, err := Listen(path, 0o600)
 	must.NoError(t, err)
-	s := newServer(l, handle)
+	s := newServer(l, handle, nil)
 	t.Cleanup(func() { l.Close() })
 	return s, path
 }

@@ -152,7 +152,7 @@ func newSupervisor(spec Spec) (_ *supervisor, err error) {
 	s.member = member.New(member.Setup{Self: spec.Self, Config: spec.Config, HoldUntil: s.began.Add(spec.HoldLimit),
 		PeersVisible: spec.Rendezvous == contract.RendezvousConsul, Timing: timing})
 	s.status = Status{Stage: s.member.Stage(), Version: spec.Version, PID: os.Getpid(), Started: s.began, Cgroups: written.Cgroups}
-	s.server = newServer(listener, s.request)
+	s.server = newServer(listener, s.request, s.exec)
 	return s, nil
 }
 
