@@ -125,6 +125,7 @@ const (
 	AskPreempt   = "preempt"
 	AskDrain     = "drain"
 	AskTimeLimit = "time-limit"
+	AskCard      = "card"   // a card of the gang is quarantined
 	AskStop      = "stop"   // Nomad stops the task
 	AskResize    = "resize" // the gang goes on with other members
 	// AskWithdrawn takes an earlier ask back: members whose ranks have not left

@@ -275,6 +275,7 @@ func (a *Agent) settings(cfg *config.Config, server nomad.Server) *lifecycle.Set
 	}
 	return &lifecycle.Settings{
 		Region: server.Region, MaxPriority: server.MaxPriority, Levels: c.Levels, CardTypes: c.CardTypes,
+		Cards:          lifecycle.CardPolicy{Quarantined: cfg.Cards.OnQuarantine, Grace: cfg.Cards.Grace},
 		ReserveTimeout: c.ReserveTimeout, LostGrace: cfg.LostGrace, MaxAttempts: c.MaxAttempts, Tags: server.HasTags(), Evicts: server.Evicts,
 		Grace:      func(name string) time.Duration { return queue(name).Preempt.Grace },
 		MinRuntime: func(name string) time.Duration { return queue(name).Preempt.MinRuntime },

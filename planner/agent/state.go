@@ -350,7 +350,7 @@ func (s *state) disturbed(news []nomad.Delta) map[string]bool {
 
 // seen is what a gang's state machine is shown.
 func (s *state) seen(e *entry, now time.Time) lifecycle.Seen {
-	v := lifecycle.Seen{Now: now, Job: s.jobs[e.key], Evals: e.evals, Reports: e.reports, Fresh: e.fresh, Node: func(id string) *picture.Node { return s.nodes[id] }}
+	v := lifecycle.Seen{Now: now, Job: s.jobs[e.key], Evals: e.evals, Reports: e.reports, Fresh: e.fresh, Node: func(id string) *picture.Node { return s.nodes[id] }, Direct: func(id string) bool { return s.cards.Direct(core.NodeID(id)) }}
 	for _, a := range s.byJob[e.key] {
 		v.Allocs = append(v.Allocs, a)
 	}

@@ -114,12 +114,15 @@ func (g *Gang) leaveBy() time.Time {
 	return by
 }
 
-// asked sees to the members being asked to save and leave: for a drain, by
-// itself; for an eviction, as saved. Once the grace is over the attempt is
+// asked sees to the members being asked to save and leave: for a drain or a
+// quarantined card, by itself; for an eviction, as saved. Once the grace is over the attempt is
 // stopped.
 func (g *Gang) asked(v Seen) []Effect {
 	s := &g.Saved
 	if e := g.draining(v); e != nil {
+		return e
+	}
+	if e := g.quarantined(v); e != nil {
 		return e
 	}
 	if s.Ask == nil {

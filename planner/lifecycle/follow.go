@@ -297,7 +297,11 @@ func (g *Gang) broken(v Seen, ends []ending) []Effect {
 	if worst.exit.Outcome == contract.OutcomeFailed && vague(worst.exit) && !g.elapsed("cause", v.Now, causeWithin) {
 		return nil
 	}
-	return g.stop(v, *s, g.verdict(worst))
+	stop := g.verdict(worst)
+	if !s.asking() && g.blameCard(v, &stop) {
+		return nil
+	}
+	return g.stop(v, *s, stop)
 }
 
 // lostFor tells whether a member's node has been out of contact for the grace:

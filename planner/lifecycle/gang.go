@@ -65,6 +65,7 @@ const (
 	ReasonNodeLost    = "node-lost"
 	ReasonDrain       = "drain"
 	ReasonMember      = "member-failed"
+	ReasonCard        = "card-faulted"
 	ReasonDamaged     = "damaged" // a member was restarted, replaced or stopped by others
 	ReasonUpdated     = "updated" // its job changed
 	ReasonAdopted     = "adopted" // it was not held
@@ -265,6 +266,7 @@ type Settings struct {
 	MaxAttempts               int
 	// Grace is the least time that a pinned job's tasks get to end, by queue.
 	Grace func(queue string) time.Duration
+	Cards CardPolicy
 	// Tags: the server knows version tags (Nomad 1.9 and later).
 	Tags bool
 	// Evicts: Nomad's scheduler may evict others for a pinned job by itself, as
@@ -455,7 +457,10 @@ type (
 		Job    *picture.Job     // nil: Nomad has none of this name
 		Allocs []*picture.Alloc // of the job
 		Evals  []*picture.Eval  // new ones
+		// Node has the verdicts on its cards in the place of what Nomad says. Direct
+		// tells whether a node reports its cards directly; nil: none does.
 		Node   func(id string) *picture.Node
+		Direct func(id string) bool
 		// Reports that came over the channel since the last event; those in the
 		// allocations' task events are taken from there.
 		Reports []contract.Report

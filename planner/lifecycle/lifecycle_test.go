@@ -39,6 +39,8 @@ type world struct {
 	refuse map[string]bool
 	// unplaced: Nomad has no place for a pinned job's members yet; see place.
 	unplaced bool
+	// direct: the nodes report their cards directly.
+	direct bool
 }
 
 func newWorld(t testing.TB) *world {
@@ -102,6 +104,9 @@ func (w *world) place() {
 
 func (w *world) seen(fresh bool) Seen {
 	v := Seen{Now: w.now, Allocs: w.allocs, Evals: w.evals, Reports: w.reports, Fresh: fresh, Node: func(id string) *picture.Node { return w.nodes[id] }}
+	if w.direct {
+		v.Direct = func(string) bool { return true }
+	}
 	if w.job != nil {
 		v.Job = &picture.Job{Key: picture.Key{Namespace: "default", Job: "g"}, Type: "batch", Status: "running", Stop: w.job.Stop, JobModifyIndex: w.job.JobModifyIndex, Index: w.job.JobModifyIndex, Gang: w.job}
 	}

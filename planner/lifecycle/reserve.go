@@ -237,6 +237,9 @@ func (g *Gang) placing(v Seen, job *jobspec.Job) []Effect {
 			return g.stop(v, *s, Stop{Reason: ReasonNodeLost, Text: fmt.Sprintf("node %s was lost before the ranks were released", a.NodeName), Site: true, Member: i})
 		}
 	}
+	if bad := g.badCard(v, roster); bad != nil {
+		return g.stop(v, *s, Stop{Reason: ReasonCard, Text: bad.String() + ", before the ranks were released", Site: true, Member: bad.member})
+	}
 	if len(surplus) > 0 {
 		return g.stop(v, *s, Stop{Reason: ReasonReservation, Text: fmt.Sprintf("Nomad placed %d allocations that the plan does not have", len(surplus)), Site: true, Member: -1})
 	}
