@@ -241,14 +241,17 @@ func (s *state) touch(nodes map[string]bool) {
 	}
 }
 
-// holdEvery bounds how often the nodes are told who holds their cards.
-const holdEvery = 2 * time.Second
+// holdEvery bounds how often it is made up who holds which card: it takes as
+// long as there are claims.
+func holdEvery(claims int) time.Duration {
+	return 2*time.Second + time.Duration(claims)*2*time.Millisecond
+}
 
 // hold lets the nodes know who holds their cards, for the labels of their
 // metrics and for whoever looks at cards.
 func (a *Agent) hold(now time.Time) {
 	s := &a.state
-	if s.claims.changes == s.held || now.Sub(s.heldAt) < holdEvery {
+	if s.claims.changes == s.held || now.Sub(s.heldAt) < holdEvery(len(s.claims.values)) {
 		return
 	}
 	s.held, s.heldAt = s.claims.changes, now
