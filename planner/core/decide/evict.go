@@ -33,8 +33,8 @@ import (
 // evictions counts a queue's evictions of this cycle.
 type evictions struct{ all, top int }
 
-// leaver is what a gang that was asked to leave in this cycle still holds and
-// nobody was promised.
+// leaver is what a gang that is leaving still holds and nobody was promised: one
+// that was asked in this cycle, or whose places were taken over in it.
 type leaver struct {
 	gang int32
 	uses []cluster.Use
@@ -392,7 +392,7 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 		return nil, nil
 	}
 	for i := range c.gangs {
-		if v := &c.gangs[i]; v.State == core.GangStopping && len(v.holds) > 0 {
+		if v := &c.gangs[i]; v.State == core.GangStopping && len(v.holds) > 0 && !v.told {
 			p.Leaving = append(p.Leaving, preempt.Unit{Gang: i, Member: -1, Uses: c.usesOf(v)})
 		}
 	}
@@ -552,6 +552,11 @@ func (c *cycle) takeOver(p *preempt.Problem, s *preempt.Solution) {
 		u := &p.Units[i]
 		owners = append(owners, owner{int32(u.Gang), u.Uses, u.Member < 0})
 	}
+	for i := range p.Leaving { // that were stopping before this cycle
+		if l := &p.Leaving[i]; !c.gangs[l.Gang].told && overlaps(l.Uses, s.Members) {
+			owners = append(owners, owner{int32(l.Gang), l.Uses, true})
+		}
+	}
 	for i := range owners {
 		for u := range owners[i].uses {
 			c.live.Give(&owners[i].uses[u])
@@ -571,14 +576,6 @@ func (c *cycle) takeOver(p *preempt.Problem, s *preempt.Solution) {
 			v.told = true
 			c.times.Replace(backfill.Release{At: c.now.Add(c.grace(v)), Uses: left, Gang: v.number})
 		}
-	}
-	for i := range p.Leaving {
-		v := &c.gangs[p.Leaving[i].Gang]
-		if v.State != core.GangStopping || !overlaps(p.Leaving[i].Uses, s.Members) {
-			continue
-		}
-		v.told = true
-		c.times.Replace(backfill.Release{At: c.now.Add(c.grace(v)), Uses: rest(p.Leaving[i].Uses, s.Members), Gang: v.number})
 	}
 }
 

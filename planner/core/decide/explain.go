@@ -103,11 +103,12 @@ func (c *cycle) waits(g *gang) {
 }
 
 // rankOfReason orders blockers: what a person decided, then what the queue's
-// limits say, then what the cluster lacks, then what will pass by itself.
+// limits say, then that it fits and waits for a better place, then what the
+// cluster lacks, then what will pass by itself.
 var rankOfReason = map[core.Reason]int{
-	core.ReasonPaused: 1, core.ReasonHeld: 2, core.ReasonPause: 3, core.ReasonBudget: 4, core.ReasonMaxGangs: 5, core.ReasonMax: 6, core.ReasonUserLimit: 7, core.ReasonLend: 8,
+	core.ReasonPaused: 1, core.ReasonHeld: 2, core.ReasonPause: 3, core.ReasonBudget: 4, core.ReasonMaxGangs: 5, core.ReasonMax: 6, core.ReasonUserLimit: 7, core.ReasonLend: 8, core.ReasonPrefer: 9,
 	core.ReasonCards: 10, core.ReasonNIC: 11, core.ReasonCPU: 12, core.ReasonMemory: 13, core.ReasonDisk: 14, core.ReasonPorts: 15, core.ReasonShape: 16, core.ReasonTopology: 17,
-	core.ReasonBlast: 18, core.ReasonConstraint: 19, core.ReasonReserved: 20, core.ReasonExcluded: 21, core.ReasonContradicted: 21, core.ReasonPrefer: 22, core.ReasonBehind: 30,
+	core.ReasonBlast: 18, core.ReasonConstraint: 19, core.ReasonReserved: 20, core.ReasonExcluded: 21, core.ReasonContradicted: 21, core.ReasonBehind: 30,
 }
 
 func (c *cycle) rankBlockers(g *gang) {

@@ -38,7 +38,7 @@ func newHistory(t *rapid.T) *history {
 	var list []core.Node
 	for i := range rapid.IntRange(2, 6).Draw(t, "nodes") {
 		model := short
-		if i > 2 && rapid.Bool().Draw(t, "other model") {
+		if i > 3 && rapid.Bool().Draw(t, "other model") {
 			model = a100
 		}
 		id := fmt.Sprintf("n%d", i)
@@ -52,15 +52,27 @@ func newHistory(t *rapid.T) *history {
 	h.cfg = core.Defaults()
 	h.cfg.Levels = []core.Level{{Name: "leaf"}}
 	h.cfg.PreferWait = rapid.SampledFrom([]time.Duration{0, 10 * time.Minute}).Draw(t, "prefer_wait")
-	h.cfg.UserLimits = []core.UserLimit{{User: "bob", MaxCards: 8}}
+	h.cfg.UserLimits = []core.UserLimit{{User: "bob", MaxCards: 8, MaxGangs: 3}}
+	team := core.DefaultQueue("team")
+	team.Max = core.Amounts{Any: rapid.SampledFrom([]int{-1, -1, 24}).Draw(t, "max of the team")}
+	h.cfg.Queues = append(h.cfg.Queues, team)
 	for _, name := range []core.QueueName{"a", "b", "c"} {
 		q := core.DefaultQueue(name)
-		q.Guaranteed = core.Amounts{Models: map[core.Model]int{short: rapid.IntRange(0, 8).Draw(t, "guaranteed")}}
-		q.Max = core.Amounts{Any: rapid.SampledFrom([]int{-1, 12, 24}).Draw(t, "max")}
+		q.Guaranteed = core.Amounts{Models: map[core.Model]int{short: rapid.SampledFrom([]int{0, 4, 8, 16}).Draw(t, "guaranteed")}}
+		q.Max = core.Amounts{Any: rapid.SampledFrom([]int{-1, -1, 12, 24}).Draw(t, "max")}
 		q.Class = rapid.SampledFrom([]int{50, 50, 60}).Draw(t, "class")
-		q.Preempt.MinRuntime = 0
+		if name != "a" {
+			q.Parent = "team"
+		}
+		q.Preempt.MinRuntime = rapid.SampledFrom([]time.Duration{0, 15 * time.Minute}).Draw(t, "min_runtime")
+		q.Preempt.EvictionsPerDay = rapid.SampledFrom([]int{1, 50}).Draw(t, "evictions_per_day")
+		q.Preempt.PerVictimPerDay = rapid.IntRange(1, 3).Draw(t, "per_victim_per_day")
+		q.Preempt.Ratio = rapid.SampledFrom([]float64{1, 2}).Draw(t, "ratio")
+		q.TopPerDay = rapid.IntRange(0, 2).Draw(t, "top_evictions_per_day")
+		q.MaxGangs = rapid.SampledFrom([]int{0, 0, 4}).Draw(t, "max_gangs")
 		h.cfg.Queues = append(h.cfg.Queues, q)
 	}
+	h.cfg.Consolidate = rapid.Bool().Draw(t, "consolidate")
 	h.w = simulate.NewWorld(noon, &h.cfg, list)
 	return h
 }
@@ -68,12 +80,12 @@ func newHistory(t *rapid.T) *history {
 func (h *history) submit() {
 	t := h.t
 	h.next++
-	members, cards := rapid.IntRange(1, 4).Draw(t, "members"), rapid.SampledFrom([]int{1, 2, 4, 8}).Draw(t, "cards of a member")
+	members, cards := rapid.SampledFrom([]int{1, 1, 2, 3, 4}).Draw(t, "members"), rapid.SampledFrom([]int{1, 2, 4, 4, 8}).Draw(t, "cards of a member")
 	g := core.Gang{ID: core.GangID(fmt.Sprintf("g%02d", h.next)), Queue: rapid.SampledFrom([]core.QueueName{"a", "b", "c"}).Draw(t, "queue"),
-		User: rapid.SampledFrom([]string{"", "bob"}).Draw(t, "user"), Priority: rapid.SampledFrom([]int{40, 50, 60}).Draw(t, "priority"),
+		User: rapid.SampledFrom([]string{"", "", "", "bob"}).Draw(t, "user"), Priority: rapid.SampledFrom([]int{40, 50, 60}).Draw(t, "priority"),
 		Groups: []core.Group{{Name: "rank", Count: members, Drivers: []string{"torchrun"}, Use: core.Resources{CPU: 1000, MemoryMB: 1024},
 			Devices: []core.DeviceAsk{{Task: "train", Vendor: "nvidia", Type: "gpu", Count: cards}}}},
-		Want: core.Want{Preemptible: rapid.Bool().Draw(t, "preemptible"), TimeLimit: rapid.SampledFrom([]time.Duration{0, time.Hour, 4 * time.Hour}).Draw(t, "limit")}}
+		Want: core.Want{Preemptible: rapid.IntRange(0, 3).Draw(t, "preemptible") > 0, TimeLimit: rapid.SampledFrom([]time.Duration{0, time.Hour, 4 * time.Hour}).Draw(t, "limit")}}
 	switch rapid.IntRange(0, 4).Draw(t, "shape") {
 	case 0:
 		g.Level, g.Required = "leaf", true
@@ -97,6 +109,7 @@ func (h *history) cycle() *core.Plan {
 			t.Fatalf("the order of the snapshot's lists changes the plan:\n%s", diff)
 		}
 	}
+	h.tell(snap, plan)
 	h.complete(snap, plan)
 	h.evictions(snap, plan)
 	done, err := h.w.Apply(plan)
@@ -104,7 +117,7 @@ func (h *history) cycle() *core.Plan {
 		t.Fatal(err)
 	}
 	for _, g := range done.Started {
-		h.ends[g.ID] = h.w.Now.Add(time.Duration(rapid.IntRange(1, 120).Draw(t, "runs for minutes")) * time.Minute)
+		h.ends[g.ID] = h.w.Now.Add(time.Duration(rapid.IntRange(1, 400).Draw(t, "runs for minutes")) * time.Minute)
 	}
 	for _, g := range done.Asked {
 		delete(h.ends, g.ID)
@@ -115,6 +128,28 @@ func (h *history) cycle() *core.Plan {
 	}
 	h.limits()
 	return plan
+}
+
+// tell logs a cycle, for the report of a failure.
+func (h *history) tell(s *core.Snapshot, p *core.Plan) {
+	for _, g := range s.Gangs {
+		h.t.Logf("%s: gang %s of queue %s, priority %d, state %d", s.Now.Format("15:04"), g.ID, g.Queue, g.Priority, g.State)
+	}
+	for _, k := range s.Claims {
+		h.t.Logf("  %s holds %v of %s (asked %v, stopping %v)", k.Gang, k.Cards, k.Node, k.Asked, k.Stopping)
+	}
+	for _, e := range p.Evictions {
+		h.t.Logf("  evict %s (%s) for %s", e.Gang, e.Kind, e.For)
+	}
+	for _, r := range p.Resizes {
+		h.t.Logf("  resize %s: %s, less %v for %s", r.Gang, places(r.Add), r.Remove, r.For)
+	}
+	for _, st := range p.Starts {
+		h.t.Logf("  start %s on %s after %v", st.Gang, places(st.Members), st.After)
+	}
+	for _, r := range p.Reservations {
+		h.t.Logf("  reserve %s at %s on %s", r.Gang, r.At, places(r.Members))
+	}
 }
 
 func (h *history) permuted(s *core.Snapshot) *core.Snapshot {
@@ -186,24 +221,63 @@ func (h *history) complete(s *core.Snapshot, p *core.Plan) {
 	}
 }
 
-// evictions: nobody is evicted for a gang that does not then have its place,
-// and never by an equal of its own queue or against its own will.
+// evictions: nobody is evicted for a gang that does not then have its place;
+// never an equal of its own queue, one that may not be, or one that evicted the
+// gang within a day; no queue at or below its guarantee; and all caps are kept.
 func (h *history) evictions(s *core.Snapshot, p *core.Plan) {
-	byID := map[core.GangID]*core.Gang{}
+	byID, confs := map[core.GangID]*core.Gang{}, map[core.QueueName]*core.Queue{}
 	for i := range s.Gangs {
 		byID[s.Gangs[i].ID] = &s.Gangs[i]
+	}
+	for i := range h.cfg.Queues {
+		confs[h.cfg.Queues[i].Name] = &h.cfg.Queues[i]
 	}
 	effective := map[core.GangID]int{}
 	for _, v := range p.Verdicts {
 		effective[v.Gang] = v.Effective
 	}
+	held, of := map[core.GangID]int{}, map[core.GangID]core.Model{}
+	used := map[core.QueueName]map[core.Model]int{"a": {}, "b": {}, "c": {}, "team": {}}
+	charge := func(g core.GangID, cards int) {
+		for q := byID[g].Queue; q != ""; q = confs[q].Parent {
+			used[q][of[g]] += cards
+		}
+	}
+	for _, k := range s.Claims {
+		if g := byID[k.Gang]; g != nil {
+			held[k.Gang] += len(k.Cards)
+			of[k.Gang] = g.Placement[0].Model
+		}
+	}
+	for id, n := range held {
+		if byID[id].State != core.GangStopping {
+			charge(id, n)
+		}
+	}
+	for _, r := range p.Resizes {
+		charge(r.Gang, -len(r.Remove)*byID[r.Gang].Groups[0].Devices[0].Count)
+	}
+	for _, e := range p.Evictions {
+		if e.For == "" {
+			charge(e.Gang, -held[e.Gang])
+		}
+	}
+	started := 0
+	count, top, taken := map[core.QueueName]int{}, map[core.QueueName]int{}, map[core.GangID]int{}
+	for _, r := range p.Resizes {
+		if len(r.Remove) == 0 {
+			continue
+		}
+		taken[r.For] += len(r.Remove) * byID[r.Gang].Groups[0].Devices[0].Count
+	}
 	for _, e := range p.Evictions {
 		victim := byID[e.Gang]
 		switch e.Kind {
-		case core.EvictReclaim, core.EvictClass, core.EvictPriority, core.EvictAged, core.EvictPromise:
+		case core.EvictReclaim, core.EvictClass, core.EvictPriority, core.EvictAged, core.EvictConsolidate:
 		default:
 			continue
 		}
+		by := byID[e.For]
 		if !victim.Preemptible {
 			h.t.Fatalf("gang %s may not be evicted: %s for %s", e.Gang, e.Kind, e.For)
 		}
@@ -211,11 +285,53 @@ func (h *history) evictions(s *core.Snapshot, p *core.Plan) {
 		if at < 0 || !slices.Contains(p.Starts[at].After, e.Gang) {
 			h.t.Fatalf("gang %s is evicted for %s, which is not placed on what it leaves", e.Gang, e.For)
 		}
-		if by := byID[e.For]; e.Kind == core.EvictPriority && by.Queue == victim.Queue && effective[e.For] <= victim.Priority {
+		for ; started < at; started++ { // what was started before it may be above a guarantee
+			st := &p.Starts[started]
+			of[st.Gang] = st.Model
+			charge(st.Gang, len(st.Members)*byID[st.Gang].Groups[0].Devices[0].Count)
+		}
+		if e.Kind == core.EvictPriority && by.Queue == victim.Queue && effective[e.For] <= victim.Priority {
 			h.t.Fatalf("gang %s (priority %d) evicts its equal %s (priority %d)", e.For, effective[e.For], e.Gang, victim.Priority)
 		}
-		if slices.Contains(byID[e.For].EvictedBy, e.Gang) {
+		if slices.Contains(by.EvictedBy, e.Gang) {
 			h.t.Fatalf("gang %s evicts %s, which evicted it within a day", e.For, e.Gang)
+		}
+		rules := confs[victim.Queue].Preempt
+		if ran := s.Now.Sub(victim.Released); !victim.Released.IsZero() && ran < rules.MinRuntime {
+			h.t.Fatalf("gang %s is evicted after %s, min_runtime is %s", e.Gang, ran, rules.MinRuntime)
+		}
+		if victim.EvictionsToday >= rules.PerVictimPerDay {
+			h.t.Fatalf("gang %s is evicted once more after %d times today", e.Gang, victim.EvictionsToday)
+		}
+		if e.Kind == core.EvictReclaim || e.Kind == core.EvictClass {
+			excess := 0
+			for m, n := range used[victim.Queue] {
+				excess += max(0, n-confs[victim.Queue].Guaranteed.Models[m])
+			}
+			if excess <= 0 {
+				h.t.Fatalf("gang %s is evicted (%s) though its queue %s borrows nothing", e.Gang, e.Kind, victim.Queue)
+			}
+		}
+		charge(e.Gang, -held[e.Gang])
+		taken[e.For] += held[e.Gang]
+		if count[by.Queue]++; s.History.EvictionsToday[by.Queue]+count[by.Queue] > confs[by.Queue].Preempt.EvictionsPerDay {
+			h.t.Fatalf("queue %s causes more than %d evictions a day", by.Queue, confs[by.Queue].Preempt.EvictionsPerDay)
+		}
+		if e.Kind == core.EvictAged {
+			if top[by.Queue]++; s.History.TopEvictionsToday[by.Queue]+top[by.Queue] > confs[by.Queue].TopPerDay {
+				h.t.Fatalf("aged gangs of queue %s cause more than %d evictions a day", by.Queue, confs[by.Queue].TopPerDay)
+			}
+		}
+	}
+	for id, n := range taken {
+		g := byID[id]
+		at := slices.IndexFunc(p.Starts, func(s core.Start) bool { return s.Gang == id })
+		if at < 0 {
+			h.t.Fatalf("members are taken for gang %s, which does not start", id)
+		}
+		asked := len(p.Starts[at].Members) * g.Groups[0].Devices[0].Count
+		if most := confs[g.Queue].Preempt.Ratio * float64(asked); float64(n) > most {
+			h.t.Fatalf("%d cards are taken for gang %s, which asks for %d: the ratio is %g", n, id, asked, confs[g.Queue].Preempt.Ratio)
 		}
 	}
 }
@@ -226,10 +342,14 @@ func (h *history) limits() {
 	queues, users := map[core.QueueName]int{}, map[string]int{}
 	for _, g := range h.w.Active() {
 		for _, c := range g.Claims {
-			if !c.Asked {
-				queues[g.Queue] += len(c.Cards)
-				users[g.User] += len(c.Cards)
+			if c.Asked {
+				continue
 			}
+			queues[g.Queue] += len(c.Cards)
+			if g.Queue != "a" {
+				queues["team"] += len(c.Cards)
+			}
+			users[g.User] += len(c.Cards)
 		}
 	}
 	for _, q := range h.cfg.Queues {
