@@ -265,7 +265,9 @@ func (l *Ledger) Waiting(ctx context.Context, from, to time.Time) ([]Waiting, er
 			}
 			return nil
 		})
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.at, b.at), cmp.Compare(b.by, a.by)) })
+	slices.SortFunc(changes, func(a, b change) int {
+		return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.at, b.at), cmp.Compare(b.by, a.by))
+	})
 	var out []Waiting
 	n := 0
 	for i, c := range changes {

@@ -39,7 +39,7 @@ import (
 	"github.com/nomad-muster/muster/planner/view"
 )
 
-// Options of the API. All but Capture, Cards, Metrics and Log are needed.
+// Options of the API. All but Capture, Cards, Reports, Metrics and Log are needed.
 type Options struct {
 	// Config gives the configuration in force; it is asked at each request, so
 	// that tokens and queues change with a reload.
@@ -51,6 +51,7 @@ type Options struct {
 	Feed    *Feed
 	Capture Capturer     // nil: /v1/snapshot is not found
 	Cards   Cards        // nil: all about cards is not found
+	Reports Reporter     // nil: /v1/report is not found
 	Metrics http.Handler // nil: /metrics is not found
 	Log     *slog.Logger
 }

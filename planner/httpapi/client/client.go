@@ -379,6 +379,24 @@ func (c *Client) Snapshot(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
+// Report copies a report of [from, to) in one of its forms: html, json, plots.
+func (c *Client) Report(ctx context.Context, from, to time.Time, format string, w io.Writer) error {
+	const operation = "read report"
+	resp, err := c.send(ctx, operation, http.MethodGet, "/v1/report", url.Values{"from": {from.UTC().Format(time.RFC3339)}, "to": {to.UTC().Format(time.RFC3339)}, "format": {format}}, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		return c.refusal(operation, resp, body)
+	}
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return c.contact(ctx, operation, err)
+	}
+	return nil
+}
+
 // Events calls each with the events after an index as they come, until the
 // context ends, each returns an error, or the contact is lost. gap says that
 // events between are missing.

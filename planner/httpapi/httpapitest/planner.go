@@ -55,7 +55,7 @@ func New() *Planner {
 // Serve starts an API server with a configuration; it ends with the test.
 func (p *Planner) Serve(t *testing.T, cfg *config.Config) *httptest.Server {
 	t.Helper()
-	api := httpapi.New(httpapi.Options{Config: func() *config.Config { return cfg }, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Capture: p, Cards: p, Feed: p.Feed})
+	api := httpapi.New(httpapi.Options{Config: func() *config.Config { return cfg }, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Capture: p, Cards: p, Reports: p, Feed: p.Feed})
 	server := httptest.NewServer(api)
 	// A waiting read would hold up the close.
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
