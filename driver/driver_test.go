@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -227,13 +228,23 @@ func TestFingerprint(t *testing.T) {
 	must.Eq(t, device.String("signal"), f.Attributes[contract.AttrDriverRendezvous])
 }
 
-// A rank is stopped in a running all-reduce: found, named, evidence kept, and
-// the gang stopped, although the others go on printing.
+// Rank 3 of 16 is stopped in a running all-reduce: found and named within
+// hang_timeout and ten seconds, evidence of every rank kept, and the gang
+// stopped, although the others go on printing. With MUSTER_TEST_LONG the ranks
+// are torch's, under torchrun.
 func TestHangIsFoundAndNamed(t *testing.T) {
 	t.Parallel()
-	config := ranksConfig(t, "-steps", "1000000", "-step-time", "20ms")
-	config["hang_timeout"] = "2s"
-	tr := newTrial(t, 2, config)
+	const ranks = 8 // of each of two members
+	chatter := `(while :; do echo still waiting; sleep 0.2; done) & exec "$0" "$@"`
+	config := map[string]any{"launcher": "ranks", "command": []any{"/bin/sh", "-c", chatter, allreduceRank(t)}, "args": []any{"-steps", "1000000", "-step-time", "50ms"}, "nproc_per_node": ranks}
+	var script []func(*driver.TaskConfig)
+	if os.Getenv("MUSTER_TEST_LONG") != "" {
+		needTorch(t)
+		config = map[string]any{"command": []any{"/bin/sh", "-c", chatter, "/usr/bin/python3", "-u", "local/allreduce.py"}, "args": []any{"1000000", "0.05"}, "nproc_per_node": ranks}
+		script = append(script, withExample(t, "allreduce.py"))
+	}
+	config["hang_timeout"] = "3s"
+	tr := newTrial(t, 2, config, script...)
 	tr.run()
 	tr.planner.Await(tr.ctx, 1, "training", func(all map[string]contract.Report) bool {
 		for _, r := range all {
@@ -243,19 +254,25 @@ func TestHangIsFoundAndNamed(t *testing.T) {
 		}
 		return len(all) == 2
 	})
-	a, err := tr.task(1).call(shim.Request{Op: shim.OpStatus})
+	a, err := tr.task(0).call(shim.Request{Op: shim.OpStatus})
 	must.NoError(t, err)
+	must.MapLen(t, ranks, a.Status.Ranks)
 	stopped := time.Now()
 	must.NoError(t, unix.Kill(a.Status.Ranks[3], unix.SIGSTOP))
-	x := tr.exit(1)
-	must.Less(t, 12*time.Second, time.Since(stopped))
-	tr.awaitEvent(tr.members[1], "rank 3")
-	evidence, err := os.ReadFile(filepath.Join(string(tr.task(1).start), shim.EvidenceFile))
+	tr.awaitEvent(tr.members[0], "rank 3")
+	must.Less(t, 13*time.Second, time.Since(stopped))
+	x := tr.exit(0)
+	evidence, err := os.ReadFile(filepath.Join(string(tr.task(0).start), shim.EvidenceFile))
 	must.NoError(t, err)
 	must.StrContains(t, string(evidence), "rank 3, process "+strconv.Itoa(a.Status.Ranks[3])+", state T")
+	for rank := range ranks {
+		must.StrContains(t, string(evidence), fmt.Sprintf("\nrank %d, process %d", rank, a.Status.Ranks[rank]))
+	}
+	must.StrContains(t, string(evidence), "  still waiting\n")
+	must.StrContains(t, tr.members[0].err.text(), "[muster] rank 3: state T")
 	// Who of the two sees it first ends the other, by its report or by the
 	// connection that breaks.
-	y := tr.exit(0)
+	y := tr.exit(1)
 	must.True(t, x.Outcome == contract.OutcomeHung || y.Outcome == contract.OutcomeHung, must.Sprint(x, y))
 	must.NotEq(t, contract.OutcomeComplete, x.Outcome)
 	must.NotEq(t, contract.OutcomeComplete, y.Outcome)
