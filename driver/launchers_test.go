@@ -29,7 +29,7 @@ func TestOtherLaunchers(t *testing.T) {
 			tr := newTrial(t, 2, map[string]any{"launcher": "ranks", "command": []any{python, "-u", "local/" + script}, "hang_timeout": "1m"},
 				withExample(t, script), func(cfg *driver.TaskConfig) {
 					cfg.DeviceEnv = map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1", "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
-					cfg.Env["PYTHONPATH"], cfg.Env["PYTHONDONTWRITEBYTECODE"] = standin, "1"
+					cfg.Env["PYTHONPATH"], cfg.Env["PYTHONPYCACHEPREFIX"] = standin, t.TempDir()
 				})
 			tr.run()
 			for i, m := range tr.members {

@@ -18,13 +18,16 @@ import (
 )
 
 const (
-	renewEvery   = SessionTTL / 3
-	checkTTL     = 3 * SessionTTL  // of the service's check
-	forgetAfter  = 1 * time.Minute // Consul's least: a critical service is removed
-	queryWait    = time.Minute     // one blocking query
-	callTimeout  = 10 * time.Second
-	backoffLeast = 250 * time.Millisecond
-	backoffMost  = 10 * time.Second
+	renewEvery  = SessionTTL / 3
+	checkTTL    = 3 * SessionTTL  // of the service's check
+	forgetAfter = 1 * time.Minute // Consul's least: a critical service is removed
+	queryWait   = time.Minute     // one blocking query
+	callTimeout = 10 * time.Second
+	// registerTimeout bounds what nobody depends on, and the member's end waits
+	// for.
+	registerTimeout = 2 * time.Second
+	backoffLeast    = 250 * time.Millisecond
+	backoffMost     = 10 * time.Second
 	// pacePerMember bounds what a gang's members ask of Consul while all of
 	// them report: each reads all reports at most so often, times the members.
 	pacePerMember = 10 * time.Millisecond
@@ -427,11 +430,14 @@ func (c *Consul) serviceID() string {
 	return fmt.Sprintf("%s-%s-%d", contract.ConsulService, c.self.Key(), c.self.Start)
 }
 
-// register makes the member known as a service. c.mu is held.
+// register makes the member known as a service. c.mu is held. It is not broken
+// off: what was on its way would arrive after the removal, and stay.
 func (c *Consul) register(ctx context.Context) {
-	if c.serviceOf == c.report.Attempt {
+	if c.serviceOf == c.report.Attempt || ctx.Err() != nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerTimeout)
+	defer cancel()
 	port := c.report.Supervisor
 	c.registered = true
 	err := c.client.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
