@@ -64,6 +64,8 @@ func TestFailingRankEndsTheGang(t *testing.T) {
 	must.Eq(t, 42, x.Code)
 	must.Eq(t, 3, x.Rank)
 	must.False(t, x.Asked)
+	must.SliceLen(t, 2, x.Ranks, must.Sprint("every rank's end is told"))
+	must.Eq(t, contract.RankExit{Rank: 3, Code: 42, At: x.Ranks[1].At}, x.Ranks[1])
 	must.Eq(t, 42, tr.wait(1).ExitCode)
 	for _, i := range []int{0, 2} {
 		x := tr.exit(i)

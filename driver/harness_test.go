@@ -5,10 +5,13 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -38,6 +41,10 @@ func TestMain(m *testing.M) {
 		case "rank":
 			os.Exit(shim.Rank(os.Args[2:]))
 		}
+	}
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue || runtime.GOMAXPROCS(0) < 8 && f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set("8") // most of these tests wait, for sessions, graces and other processes
 	}
 	code := rendezvoustest.Main(m)
 	if built != "" {

@@ -82,6 +82,38 @@ func TestPeersOutOfReachAreNamed(t *testing.T) {
 	}
 }
 
+// withoutTorch is an interpreter that runs and finds no torch.
+func withoutTorch(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "python3")
+	must.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho\n"), 0o755))
+	return path
+}
+
+func plainFile(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "program")
+	must.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o644))
+	return path
+}
+
+// A script that the task's user may not read is found before a card is used,
+// with the field and the user named.
+func TestScriptThatTheUserMayNotRead(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can start tasks as another user")
+	}
+	t.Parallel()
+	tr := newTrial(t, 1, map[string]any{"launcher": "ranks", "script": "local/secret.py", "python": withoutTorch(t), "nproc_per_node": 1}, withScript(t, "secret.py", "print()\n"), func(cfg *driver.TaskConfig) {
+		cfg.User = "nobody"
+		must.NoError(t, os.Chmod(filepath.Join(cfg.AllocDir, cfg.Name, "local", "secret.py"), 0o600))
+	})
+	tr.start()
+	tr.place(1)
+	p := tr.refusal(tr.members[0])
+	must.Eq(t, "script", p.What)
+	must.False(t, p.Site)
+	must.StrContains(t, p.Text, `script = "local/secret.py": user nobody may not read it`)
+}
+
 func TestPreflightRefusesWithReasons(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -95,6 +127,10 @@ func TestPreflightRefusesWithReasons(t *testing.T) {
 		"site says no":      {map[string]any{"launcher": "ranks", "command": []any{"/bin/true"}, "nproc_per_node": 1, "preflight_command": []any{"/bin/sh", "-c", "echo link is slow >&2; exit 4"}}, 0, "command", "code 4: link is slow"},
 		"site never says":   {map[string]any{"launcher": "ranks", "command": []any{"/bin/true"}, "nproc_per_node": 1, "preflight_command": []any{"/bin/sleep", "60"}, "preflight_timeout": "200ms"}, 0, "command", "deadline exceeded"},
 		"another interface": {map[string]any{"launcher": "ranks", "command": []any{"/bin/true"}, "nproc_per_node": 1, "interface": "nowhere0"}, 0, "address", "there is no interface"},
+		"no interpreter":    {map[string]any{"launcher": "ranks", "module": "train", "python": "/opt/absent/python3", "nproc_per_node": 1}, 0, "python", "/opt/absent/python3"},
+		"no torch":          {map[string]any{"module": "train", "python": withoutTorch(t), "nproc_per_node": 1}, 0, "python", "has no torch"},
+		"a folder":          {map[string]any{"launcher": "ranks", "script": "local", "nproc_per_node": 1}, 0, "script", "is a folder"},
+		"not executable":    {map[string]any{"launcher": "ranks", "command": []any{plainFile(t)}, "nproc_per_node": 1}, 0, "script", "not executable"},
 		"cards missing":     {map[string]any{"launcher": "ranks", "command": []any{"/bin/true"}, "nproc_per_node": 1}, 4, "cards", "4 cards were reserved and the task was handed 0"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -22,6 +22,7 @@ type taskMessage struct {
 	Interface        any `codec:"interface"`
 	Isolation        any `codec:"isolation"`
 	Launcher         any `codec:"launcher"`
+	LogFiles         any `codec:"log_files"`
 	LogPrefix        any `codec:"log_prefix"`
 	MaxRestarts      any `codec:"max_restarts"`
 	Module           any `codec:"module"`

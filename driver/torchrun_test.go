@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,14 +51,26 @@ func withExample(t *testing.T, names ...string) func(*driver.TaskConfig) {
 func TestTorchrunAllReduce(t *testing.T) {
 	needTorch(t)
 	t.Parallel()
-	tr := newTrial(t, 2, map[string]any{"script": "local/allreduce.py", "nproc_per_node": 2, "log_prefix": true}, withExample(t, "allreduce.py"))
+	tr := newTrial(t, 2, map[string]any{"script": "local/allreduce.py", "nproc_per_node": 2, "log_prefix": true, "log_files": true}, withExample(t, "allreduce.py"))
 	tr.run()
 	for i, m := range tr.members {
 		must.Eq(t, 0, tr.wait(i).ExitCode)
 		m.log.await(t, tr.ctx, "5 steps over 4 ranks, every sum right; the last is 50")
 		m.log.await(t, tr.ctx, "run "+tr.gang.RunID(1, "rank"))
 		must.Eq(t, contract.OutcomeComplete, tr.exit(i).Outcome)
-		tr.awaitEvent(m, "first progress")
+		for _, told := range []string{"held: waits", "preflight passed: 2 ranks, 0 cards, reached at 127.0.0.1 on lo", "released: attempt 1", "first progress", "ended: all ranks ended with 0"} {
+			tr.awaitEvent(m, told)
+		}
+		must.LessEq(t, 5, strings.Count(tr.eventsOf(m), "\n")+1, must.Sprint(tr.eventsOf(m))) // Nomad keeps ten, and has some of its own
+		// Every rank's end stands in the record, and its output by itself on request.
+		must.SliceLen(t, 2, tr.exit(i).Ranks)
+		for local, rank := range tr.exit(i).Ranks {
+			must.Eq(t, contract.RankExit{Rank: 2*i + local, At: rank.At}, rank)
+			text, err := os.ReadFile(filepath.Join(m.dir, "alloc", "logs", fmt.Sprintf("train.rank-%d.log", rank.Rank)))
+			must.NoError(t, err)
+			must.StrContains(t, string(text), fmt.Sprintf("rank %d of 4 started", rank.Rank))
+			must.StrNotContains(t, string(text), fmt.Sprintf("rank %d ", 2*i+1-local))
+		}
 	}
 	must.StrContains(t, tr.members[1].log.text(), "[3] rank 3")
 }

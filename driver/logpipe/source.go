@@ -24,6 +24,9 @@ type Source struct {
 	// Tail keeps the last lines; nil: none are kept.
 	Tail *Tail
 
+	// Also gets what the Sink gets, without the prefix; nil: nobody does.
+	Also *File
+
 	last atomic.Int64 // unix nanoseconds of the last output
 }
 
@@ -89,6 +92,11 @@ func (s *Source) emit(line []byte) {
 	}
 	if s.Each != nil {
 		s.Each(plain)
+	}
+	if s.Also != nil {
+		if err := s.Also.Write(line); err != nil {
+			s.Sink.Write([]byte("[muster] " + err.Error() + "\n"))
+		}
 	}
 	if s.Prefix == "" {
 		s.Sink.Write(line)

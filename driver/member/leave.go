@@ -3,6 +3,7 @@ package member
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -285,7 +286,7 @@ func (m *Member) peerAnswered(now time.Time, e PeerAnswered, todo *actions) {
 
 // conclude says how the member ended, from all that was seen.
 func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
-	x := contract.Exit{Code: 0, Rank: -1, At: now}
+	x := contract.Exit{Code: 0, Rank: -1, At: now, Ranks: m.rankExits()}
 	number, first := m.firstFailure()
 	if first != nil {
 		x.Code, x.Signal, x.Rank, x.OOM, x.At = first.code, first.signal, number, first.oom, first.at
@@ -343,6 +344,24 @@ func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
 		x.Outcome, x.Code, x.Text = contract.OutcomeUnknown, -1, "how the ranks ended was not seen"
 	}
 	return x
+}
+
+// ranksTold is how many ranks' ends an exit record has room for. Of more, those
+// that failed are told.
+const ranksTold = 64
+
+// rankExits tells how each rank of the last launch ended.
+func (m *Member) rankExits() []contract.RankExit {
+	var out []contract.RankExit
+	for _, n := range slices.Sorted(maps.Keys(m.ranks)) {
+		if r := m.ranks[n]; r.ended {
+			out = append(out, contract.RankExit{Rank: n, Code: r.code, Signal: r.signal, OOM: r.oom, Killed: r.killed, At: r.at})
+		}
+	}
+	if len(out) > ranksTold {
+		out = slices.DeleteFunc(out, func(r contract.RankExit) bool { return r.Code == 0 && r.Signal == 0 })
+	}
+	return out[:min(len(out), ranksTold)]
 }
 
 // concludeAsked: complete only where the script says so, or its ranks had

@@ -309,9 +309,23 @@ func (m *Member) preflight(now time.Time, e Checked, todo *actions) {
 	if len(e.Report.Problems) > 0 {
 		m.state = contract.StateRefused
 		todo.tell("preflight refused: " + e.Report.Problems[0].Text)
+	} else {
+		todo.tell("preflight passed: " + passed(e.Report))
 	}
 	m.publish(now, todo)
 	m.release(now, todo)
+}
+
+// passed says what a green preflight found.
+func passed(r contract.Report) string {
+	text := fmt.Sprintf("%d ranks, %d cards", r.Ranks, len(r.Cards))
+	if r.Address != "" {
+		text += ", reached at " + r.Address
+	}
+	if r.Interface != "" {
+		text += " on " + r.Interface
+	}
+	return text
 }
 
 // release launches the member where its record and its preflight allow it.

@@ -38,6 +38,7 @@ const (
 type Consul struct {
 	self   Self
 	client *api.Client
+	hangUp func() // gives idle connections back
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 	ctx    context.Context // ends at Close
@@ -59,12 +60,12 @@ type Consul struct {
 
 // NewConsul makes a board on Consul. Nothing is asked of Consul yet.
 func NewConsul(cfg ConsulConfig, self Self) (*Consul, error) {
-	client, err := cfg.client()
+	client, hangUp, err := cfg.client()
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	return &Consul{self: self, client: client, ctx: ctx, stop: stop, moved: map[string]contract.Endpoint{}, again: make(chan struct{})}, nil
+	return &Consul{self: self, client: client, hangUp: hangUp, ctx: ctx, stop: stop, moved: map[string]contract.Endpoint{}, again: make(chan struct{})}, nil
 }
 
 func (c *Consul) interrupted() <-chan struct{} {
@@ -486,6 +487,7 @@ func (c *Consul) Close(ctx context.Context) error {
 		}
 		c.registered = false
 	}
+	c.hangUp()
 	return errors.Join(faults...)
 }
 

@@ -75,12 +75,16 @@ func (c ConsulConfig) Where() string {
 
 // client makes an API client of exactly this configuration: the process's own
 // environment is not read again.
-func (c ConsulConfig) client() (*api.Client, error) {
+//
+// Whoever is done with it calls close: Consul counts connections by address, and
+// by default refuses those beyond 200.
+func (c ConsulConfig) client() (client *api.Client, close func(), err error) {
+	// Few members, long-lived queries: no idle connections beyond them.
+	transport := &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: 90 * time.Second, ForceAttemptHTTP2: false, Proxy: http.ProxyFromEnvironment}
 	cfg := &api.Config{
 		Address: c.Address, Scheme: "http", Token: c.Token, TokenFile: c.TokenFile, Datacenter: c.Datacenter, Namespace: c.Namespace, Partition: c.Partition,
 		TLSConfig: api.TLSConfig{CAFile: c.CAFile, CAPath: c.CAPath, CertFile: c.CertFile, KeyFile: c.KeyFile, Address: c.ServerName, InsecureSkipVerify: c.NoVerify},
-		// Few members, long-lived queries: no idle connections beyond them.
-		Transport: &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: 90 * time.Second, ForceAttemptHTTP2: false, Proxy: http.ProxyFromEnvironment},
+		Transport: transport,
 	}
 	if c.Address == "" {
 		cfg.Address = "127.0.0.1:8500"
@@ -92,19 +96,19 @@ func (c ConsulConfig) client() (*api.Client, error) {
 		user, password, _ := strings.Cut(c.Auth, ":")
 		cfg.HttpAuth = &api.HttpBasicAuth{Username: user, Password: password}
 	}
-	client, err := api.NewClient(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("set up Consul at %s: %w", c.Where(), err)
+	if client, err = api.NewClient(cfg); err != nil {
+		return nil, nil, fmt.Errorf("set up Consul at %s: %w", c.Where(), err)
 	}
-	return client, nil
+	return client, transport.CloseIdleConnections, nil
 }
 
 // Check asks Consul whether it is there and has a leader.
 func (c ConsulConfig) Check(timeout time.Duration) error {
-	client, err := c.client()
+	client, done, err := c.client()
 	if err != nil {
 		return err
 	}
+	defer done()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	leader, err := client.Status().LeaderWithQueryOptions((&api.QueryOptions{}).WithContext(ctx))

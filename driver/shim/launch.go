@@ -53,6 +53,7 @@ type rankProcess struct {
 	release chan struct{} // closed when the launcher may learn of the end
 	tail    *logpipe.Tail
 	sources []*logpipe.Source
+	output  *logpipe.File // nil: not kept apart
 	file    *progress.File
 	marked  time.Time // last mark
 	step    int64     // last step marked; -1: none
@@ -194,6 +195,9 @@ func (s *supervisor) output(l *launch, source *logpipe.Source) (*os.File, error)
 	l.pumps.Go(func() {
 		source.Copy(r)
 		r.Close()
+		if source.Also != nil {
+			source.Also.Close() // opened again should the rank's other output go on
+		}
 	})
 	return w, nil
 }
@@ -249,8 +253,11 @@ func hasSuffix(s, suffix string) bool {
 // newRank enters a rank and makes its output pipes.
 func (s *supervisor) newRank(l *launch, global int, prefix string) (*rankProcess, [2]*os.File, error) {
 	r := &rankProcess{tail: &logpipe.Tail{}, release: make(chan struct{}), step: -1, file: &progress.File{Path: s.start.Progress(global)}}
+	if s.spec.Config.LogFiles {
+		r.output = &logpipe.File{Path: filepath.Join(filepath.Dir(s.spec.TaskDir), "alloc", "logs", fmt.Sprintf("%s.rank-%d.log", s.spec.Self.Task, global))}
+	}
 	for _, sink := range []*logpipe.Sink{s.stdout, s.stderr} {
-		r.sources = append(r.sources, &logpipe.Source{Sink: sink, Prefix: prefix, Tail: r.tail, Each: l.listen})
+		r.sources = append(r.sources, &logpipe.Source{Sink: sink, Prefix: prefix, Tail: r.tail, Each: l.listen, Also: r.output})
 	}
 	var files [2]*os.File
 	for i, source := range r.sources {

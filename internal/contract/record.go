@@ -228,6 +228,18 @@ type Exit struct {
 	Asked bool      `json:"asked,omitempty"`
 	Text  string    `json:"text"` // one sentence
 	At    time.Time `json:"at"`
+	// Ranks of the last launch that ended, by their global numbers.
+	Ranks []RankExit `json:"ranks,omitempty"`
+}
+
+// RankExit is how one rank ended.
+type RankExit struct {
+	Rank   int       `json:"rank"`
+	Code   int       `json:"code"`
+	Signal int       `json:"signal,omitempty"`
+	OOM    bool      `json:"oom,omitempty"`
+	Killed bool      `json:"killed,omitempty"` // by the driver, at the end of a grace or after another's end
+	At     time.Time `json:"at"`
 }
 
 // Lists reports whether the record lists a member's start: in the phase placed

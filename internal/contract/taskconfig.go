@@ -53,6 +53,7 @@ type TaskConfig struct {
 	PreflightTimeout time.Duration //
 
 	LogPrefix bool     // lines start with [rank]
+	LogFiles  bool     // each rank's output is kept in a file of its own as well
 	SlurmEnv  bool     // SLURM_* aliases
 	Isolation string   // IsolationAuto or IsolationNone
 	Image     string   // OCI image that the ranks run in; empty: the host
@@ -78,6 +79,7 @@ var taskFields = map[string]struct{ Type, Doc string }{
 	"ask_signal":        {"string", "signal that asks ranks to save and leave (default SIGUSR1)"},
 	"preflight_command": {"list(string)", "extra check before release; must exit 0"},
 	"preflight_timeout": {"string", "bound of preflight_command (default 60s)"},
+	"log_files":         {"bool", "each rank's output also in a file of its own, `alloc/logs/<task>.rank-<n>.log`"},
 	"log_prefix":        {"bool", "lines of a rank's output start with its number"},
 	"slurm_env":         {"bool", "set SLURM_* aliases too"},
 	"isolation":         {"string", "`auto` (default) or `none`"},
@@ -110,7 +112,7 @@ func ParseTaskConfig(where string, raw map[string]any, cards int) (TaskConfig, [
 		World: p.choice("world", WorldGroup, WorldGang), Elastic: p.boolean("elastic"), MaxRestarts: p.count("max_restarts", 0),
 		Checkpoint: p.text("checkpoint", ""), HangTimeout: p.duration("hang_timeout", 0), Interface: p.text("interface", ""),
 		AskSignal: p.text("ask_signal", "SIGUSR1"), PreflightCommand: p.list("preflight_command"),
-		PreflightTimeout: p.duration("preflight_timeout", time.Minute), LogPrefix: p.boolean("log_prefix"), SlurmEnv: p.boolean("slurm_env"),
+		PreflightTimeout: p.duration("preflight_timeout", time.Minute), LogPrefix: p.boolean("log_prefix"), LogFiles: p.boolean("log_files"), SlurmEnv: p.boolean("slurm_env"),
 		Isolation: p.choice("isolation", IsolationAuto, IsolationNone), Image: p.text("image", ""), PassEnv: p.list("pass_env"),
 	}
 	c.NprocPerNode = p.ranks(cards)

@@ -105,6 +105,7 @@ func start(client string) (*Agent, error) {
 	a := &Agent{Address: fmt.Sprintf("%s:%d", client, ports[0])}
 	a.args = []string{binary, "agent", "-dev", "-bind", "127.0.0.1", "-client", client, "-log-level", "warn",
 		"-http-port", fmt.Sprint(ports[0]), "-server-port", fmt.Sprint(ports[1]), "-serf-lan-port", fmt.Sprint(ports[2]), "-serf-wan-port", "-1",
+		"-hcl", "limits { http_max_conns_per_client = 2000 }", // all tests come from one address
 		"-dns-port", "-1", "-grpc-port", "-1", "-grpc-tls-port", "-1"}
 	if a.api, err = api.NewClient(&api.Config{Address: a.Address}); err != nil {
 		return nil, err
