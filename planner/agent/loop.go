@@ -134,7 +134,8 @@ func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []life
 		seen := s.seen(e, now)
 		e.evals, e.reports, e.fresh, e.dirty = nil, nil, false, false
 		phase := e.gang.Saved.Phase
-		if e.gang.Adoptable(seen) && now.Sub(e.admitAt) > time.Second {
+		e.growing = e.gang.Growing(seen)
+		if (e.gang.Adoptable(seen) || e.growing) && now.Sub(e.admitAt) > time.Second {
 			e.admitAt = now
 			if a.admits(e, now) {
 				e.gang.Admit()
@@ -201,7 +202,7 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 		e.watch()
 		e.watch = nil
 	}
-	if follow && e.watch == nil && a.follows && g.Saved.Attempt > 0 {
+	if follow && e.watch == nil && a.follows && !g.Service() && g.Saved.Attempt > 0 {
 		watch, cancel := context.WithCancel(ctx)
 		e.watch, e.watched = cancel, g.Saved.Attempt
 		key, attempt := e.key, g.Saved.Attempt

@@ -484,11 +484,3 @@ func TestEviction(t *testing.T) {
 	must.Eq(t, g.Submitted, g.Detail.Stages[0].Entered)
 	must.Eq(t, 2, b.live("g"))
 }
-
-func TestNotCarriedYet(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, 2, 1).start()
-	b.submit(job{id: "s", count: 1, cards: 1, more: func(j map[string]any) { j["Type"] = "service" }})
-	g := b.stage("s", contract.StageRefused)
-	must.StrContains(t, g.Sentence, "services are not admitted")
-}

@@ -83,7 +83,9 @@ func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
 	placed := map[int]bool{}
 	if e.starting == nil {
 		for _, m := range e.gang.Members(v.Allocs) {
-			placed[m.Index] = m.Alloc != nil
+			if placed[m.Index] = m.Alloc != nil; m.Alloc != nil && e.gang.Service() {
+				return nil // the others may go anywhere
+			}
 		}
 	}
 	var out []core.Claim

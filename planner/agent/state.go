@@ -111,6 +111,7 @@ type entry struct {
 	// seenAttempt is the last attempt whose end was laid on a place.
 	seenAttempt int
 	admitAt     time.Time // when the core was last asked whether it would admit it
+	growing     bool      // a service whose new version waits for room
 	// foretold is the first start that it was told since foretoldFor, when it was
 	// queued.
 	foretold    accounting.ETA

@@ -124,6 +124,12 @@ func (e *entry) stageNow() (contract.Stage, core.Reason, string) {
 		if ask := saved.Ask; ask != nil && ask.Kind != contract.AskWithdrawn {
 			return stage, core.ReasonEvicted, fmt.Sprintf("asked at %s to save and leave (%s): %s; its grace ends at %s", clock(ask.At), ask.Kind, ask.Why, clock(ask.By))
 		}
+		switch {
+		case e.growing:
+			return stage, core.ReasonRunning, "its replicas run; its new version asks for more than they hold, and waits for room in queue " + e.gang.QueueName()
+		case e.gang.Service():
+			return stage, core.ReasonRunning, "its replicas run; Nomad sees to them"
+		}
 		return stage, core.ReasonRunning, "its ranks run"
 	case lifecycle.Reserving:
 		if text := waitsFor(e.leaving); text != "" {

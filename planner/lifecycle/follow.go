@@ -16,6 +16,9 @@ func (g *Gang) follow(v Seen) []Effect {
 	if g.User == nil && v.Job != nil {
 		return nil
 	}
+	if g.Service() {
+		return g.serve(v)
+	}
 	g.progress(v)
 	if g.publishAfter.After(v.Now) {
 		g.wake(g.publishAfter)

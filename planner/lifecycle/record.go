@@ -156,6 +156,9 @@ func (g *Gang) Members(allocs []*picture.Alloc) []Member {
 	if g.Saved.Phase == Waiting || g.User == nil {
 		return nil
 	}
+	if g.Service() {
+		return g.serviceMembers(allocs)
+	}
 	var mine []*picture.Alloc
 	for _, a := range allocs {
 		if a.CreateIndex > g.Saved.Base {

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"sort"
@@ -31,7 +32,7 @@ func (g *Gang) start(e Start) []Effect {
 	next.Leavers, next.Room, next.Backfilled = e.Leavers, time.Time{}, e.Plan.OnPromise
 	next.Avoid = slices.DeleteFunc(slices.Clone(next.Avoid), func(a Avoid) bool { return !a.Until.After(v.Now) })
 	next.Places, next.Pin = g.pin(e.Plan, next.Attempt, v)
-	pinned, err := g.User.Pinned(*next.Pin)
+	pinned, err := g.pinnedText(next)
 	if err != nil {
 		g.pause(v.Now, err.Error())
 		return nil
@@ -180,7 +181,18 @@ func (g *Gang) reserving(v Seen) []Effect {
 		}
 		g.refused = ""
 	}
+	if g.Service() {
+		return g.serving(v, job)
+	}
 	return g.placing(v, job)
+}
+
+// pinnedText is the version that the attempt runs.
+func (g *Gang) pinnedText(s Saved) (json.RawMessage, error) {
+	if g.Service() {
+		return g.User.Admitted(s.Attempt, g.set.MaxPriority), nil
+	}
+	return g.User.Pinned(*s.Pin)
 }
 
 // registerAgain: the job is as it was before the registration. Either Nomad
@@ -197,7 +209,7 @@ func (g *Gang) registerAgain(v Seen) []Effect {
 		s.Stages = g.backInQueue(v.Now, "reservation-failed: "+why)
 		return []Effect{Save{s}}
 	}
-	pinned, err := g.User.Pinned(*s.Pin)
+	pinned, err := g.pinnedText(s)
 	if err != nil {
 		return g.stop(v, s, Stop{Reason: ReasonReservation, Text: err.Error(), Site: true, Member: -1})
 	}

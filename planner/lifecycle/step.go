@@ -411,8 +411,10 @@ func (g *Gang) movedTo() bool {
 // notCarried are faults of what this planner cannot run as a gang yet.
 func notCarried(job *jobspec.Job) []contract.Fault {
 	switch {
-	case job.Type == "service":
-		return []contract.Fault{{Field: "type", Value: job.Type, Want: "batch: services are not admitted by the planner yet"}}
+	case job.Type == "service" && slices.ContainsFunc(job.TaskGroups, func(g jobspec.Group) bool {
+		return slices.ContainsFunc(g.Tasks, func(t jobspec.Task) bool { return t.Driver == contract.DriverName })
+	}):
+		return []contract.Fault{{Field: "driver", Value: contract.DriverName, Want: "another driver in a job of type service: ranks start together, and Nomad replaces a service's replicas one by one"}}
 	case job.Dispatched || job.ParentID != "":
 		return []contract.Fault{{Field: "job", Value: job.ID, Want: "a job of its own: Nomad does not let a dispatched or periodic job's child be registered again, " +
 			"and the planner does not run it as a twin yet; submit it as a job"}}

@@ -26,7 +26,7 @@ func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
 		why.Final = contract.StageFailed
 	}
 	effects := []Effect{}
-	if told && g.User != nil {
+	if told && g.User != nil && !g.Service() {
 		ended := &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: next.Attempt, Phase: contract.PhaseEnded, Queue: g.QueueName(), Reason: why.Reason + ": " + why.Text}
 		if next.Record != nil {
 			ended.Members, ended.Worlds = next.Record.Members, next.Record.Worlds
@@ -162,12 +162,14 @@ func (g *Gang) away(v Seen, a *picture.Alloc) bool {
 // what it was is noted.
 func (g *Gang) ended(v Seen) []Effect {
 	s := &g.Saved
-	if _, read := g.since["last-reports"]; s.Record != nil && !read {
+	if _, read := g.since["last-reports"]; s.Record != nil && !read && !g.Service() {
 		g.since["last-reports"] = v.Now
 		return []Effect{ReadReports{s.Attempt}}
 	}
 	why := *s.Stop
-	if s.Record != nil {
+	if g.Service() {
+		why.Exit = &contract.Exit{Outcome: contract.OutcomeKilled, Rank: -1, Code: -1, Asked: true, Text: why.Text, At: v.Now}
+	} else if s.Record != nil {
 		g.progress(v)
 		ends := g.ends(v)
 		// What really happened may have come in while the attempt was stopped:

@@ -86,7 +86,7 @@ func (g *Gang) Adoptable(v Seen) bool {
 // it waits for the core to admit it; otherwise it is taken back and held.
 func (g *Gang) unheld(v Seen, live []*picture.Alloc) []Effect {
 	why := ""
-	if !g.hasRanks() {
+	if !g.hasRanks() && !g.Service() {
 		return nil // its tasks run already; the fault says what is missing
 	}
 	if len(live) == 0 && (len(v.Allocs) > 0 || v.Job.Status == "dead") {

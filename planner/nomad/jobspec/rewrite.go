@@ -124,6 +124,27 @@ func (j *Job) Pinned(p Pin) (json.RawMessage, error) {
 	return encode(t), nil
 }
 
+// Admitted is a service without its hold, marked with the attempt: Nomad
+// places and replaces its replicas as it likes. An update that fails is not
+// taken back by Nomad, since the version that it would go back to is held.
+func (j *Job) Admitted(attempt, priority int) json.RawMessage {
+	t := j.bare()
+	t["Constraints"] = append(without(list(t["Constraints"]), func(c Constraint) bool { return isHold(c) || isMark(c) }),
+		constraint(contract.HoldAttribute, "!=", markPrefix+strconv.Itoa(attempt)))
+	t["Priority"] = priority
+	noRevert(t)
+	for _, g := range list(t["TaskGroups"]) {
+		noRevert(object(g))
+	}
+	return encode(t)
+}
+
+func noRevert(of map[string]any) {
+	if update, ok := of["Update"].(map[string]any); ok && update != nil {
+		update["AutoRevert"] = false
+	}
+}
+
 func pinGroup(group map[string]any, pin GroupPin, kill time.Duration) error {
 	cs := append(list(group["Constraints"]), constraint("${node.unique.id}", "set_contains_any", joined(pin.Nodes)))
 	switch {
