@@ -152,7 +152,9 @@ func TestStopInEveryStage(t *testing.T) {
 			b.submit(job{id: "g", count: 2, cards: 1})
 			b.until("g", "waiting", func(g view.Gang) bool { return g.Reason == core.ReasonCards })
 		}},
-		"placed":   {[]string{"silent=yes"}, func(b *bench) { b.stage("g", contract.StagePlaced) }},
+		"placed": {[]string{"silent=yes"}, func(b *bench) {
+			b.until("g", "placed", func(g view.Gang) bool { return g.Stage == contract.StagePlaced || g.Stage == contract.StageFetched })
+		}},
 		"training": {nil, func(b *bench) { b.stage("g", contract.StageTraining) }},
 	}
 	for name, stage := range stages {

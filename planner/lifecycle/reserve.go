@@ -39,7 +39,7 @@ func (g *Gang) start(e Start) []Effect {
 	}
 	next.Stages = append(slices.Clone(g.Saved.Stages), Stage{contract.StagePlanned, v.Now, e.Plan.Score})
 	g.beginAttempt()
-	next.Untried = e.Fresh && !g.set.Evicts && !next.Dry && len(next.Leavers) == 0
+	next.Untried = e.Fresh && !g.set.Evicts && !next.Dry && len(next.Leavers) == 0 && !g.Service()
 	if next.Untried {
 		return []Effect{Save{next}, Register{Job: pinned, Index: next.Base, Version: next.Version}}
 	}
