@@ -57,6 +57,7 @@ type Cluster struct {
 	words []uint64 // cards that are wholly free, by Device.Word
 	parts []int32  // free shares of each card, by Device.Share
 	ports [][]int  // static ports in use, ordered
+	stamp []uint64 // of each node: see Stamp
 
 	gangs   map[core.GangID]int32
 	gangIDs []core.GangID           // by number
@@ -148,6 +149,9 @@ type cardKey struct {
 
 // At gives what is free on a node.
 func (c *Cluster) At(n int32) Free { return c.free[n] }
+
+// Stamp names the free state of a node as Block.Seq does that of a block.
+func (c *Cluster) Stamp(n int32) uint64 { return c.stamp[n] }
 
 // FreeCards gives the free cards of a device group as a bit set that must not
 // be changed.

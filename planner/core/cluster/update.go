@@ -170,7 +170,7 @@ func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) 
 	}
 	c.free = make([]Free, len(c.Nodes))
 	c.ports = make([][]int, len(c.Nodes))
-	c.savedAt = make([]uint64, len(c.Nodes))
+	c.savedAt, c.stamp = make([]uint64, len(c.Nodes)), make([]uint64, len(c.Nodes))
 	c.on = make([][]int32, len(c.Nodes))
 }
 
@@ -533,7 +533,7 @@ func (c *Cluster) compute(n int32, notices *[]core.Notice) {
 	}
 	c.free[n], c.ports[n] = f, ports
 	c.seq++
-	c.Blocks[node.Block].Seq = c.seq
+	c.Blocks[node.Block].Seq, c.stamp[n] = c.seq, c.seq
 }
 
 // keepBack takes so many of a node's free cards out, the last ones first: some

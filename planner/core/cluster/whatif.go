@@ -26,9 +26,10 @@ type saved struct {
 	node  int32
 	free  Free
 	ports []int
-	bits  int // where its words start in savedBits
-	parts int // likewise in savedPart
-	seq   uint64
+	bits  int    // where its words start in savedBits
+	parts int    // likewise in savedPart
+	seq   uint64 // of its block
+	stamp uint64
 }
 
 // Mark starts a what-if; marks nest.
@@ -53,7 +54,7 @@ func (c *Cluster) Rollback(m Mark) {
 				part += len(dev.Parts)
 			}
 		}
-		c.Blocks[node.Block].Seq = s.seq
+		c.Blocks[node.Block].Seq, c.stamp[s.node] = s.seq, s.stamp
 		s.ports = nil
 	}
 	c.journal, c.savedBits, c.savedPart = c.journal[:m.journal], c.savedBits[:m.bits], c.savedPart[:m.parts]
@@ -64,14 +65,14 @@ func (c *Cluster) Rollback(m Mark) {
 func (c *Cluster) touch(n int32) {
 	node := &c.Nodes[n]
 	block := &c.Blocks[node.Block]
-	before := block.Seq
+	before, stamp := block.Seq, c.stamp[n]
 	c.seq++
-	block.Seq = c.seq
+	block.Seq, c.stamp[n] = c.seq, c.seq
 	if c.savedAt[n] == c.mark {
 		return
 	}
 	c.savedAt[n] = c.mark
-	c.journal = append(c.journal, saved{n, c.free[n], c.ports[n], len(c.savedBits), len(c.savedPart), before})
+	c.journal = append(c.journal, saved{n, c.free[n], c.ports[n], len(c.savedBits), len(c.savedPart), before, stamp})
 	for d := range node.Devices {
 		dev := &node.Devices[d]
 		c.savedBits = append(c.savedBits, c.words[dev.Word:dev.Word+dev.Words]...)

@@ -33,7 +33,7 @@ func (c *cycle) consider(g *gang) {
 		return
 	}
 	capacity := false // the cluster's state is in the way, not the queue's
-	for _, o := range g.req.Options {
+	for _, o := range c.options(g) {
 		members := c.allowed(g, o)
 		if members == 0 {
 			continue
@@ -59,6 +59,52 @@ func (c *cycle) consider(g *gang) {
 		}
 	}
 	c.reserve(g)
+}
+
+// options are a gang's models in the order in which they are tried: as it
+// named them, or by the place that each offers now, the best first.
+func (c *cycle) options(g *gang) []*placement.Option {
+	if len(g.Models) > 0 || len(g.req.Options) < 2 {
+		return g.req.Options
+	}
+	type offer struct {
+		option *placement.Option
+		place  *placement.Result // nil: none now
+	}
+	offers := make([]offer, len(g.req.Options))
+	for i, o := range g.req.Options {
+		offers[i].option = o
+		members := g.members
+		if !c.mayAdd(g, o, members) {
+			if members = 0; g.elastic() && c.mayAdd(g, o, g.Min) {
+				members = g.Min
+			}
+		}
+		if members == 0 || c.failed[failure{o, members, 0}] {
+			continue
+		}
+		mark := c.live.Mark()
+		if res, ok := c.fit(g, o, members, placement.Options{Deny: c.deny(g, o)}); ok {
+			offers[i].place = res
+		}
+		c.live.Rollback(mark)
+	}
+	slices.SortStableFunc(offers, func(a, b offer) int {
+		switch {
+		case a.place == nil && b.place == nil:
+			return 0
+		case a.place == nil:
+			return 1
+		case b.place == nil:
+			return -1
+		}
+		return a.place.Compare(b.place)
+	})
+	out := make([]*placement.Option, len(offers))
+	for i := range offers {
+		out[i] = offers[i].option
+	}
+	return out
 }
 
 // held notes what keeps a gang from being looked at at all.

@@ -37,6 +37,7 @@ package decide
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -215,34 +216,61 @@ func total(need []fairshare.Need) int {
 	return n
 }
 
+// shape is what one member asks for, as the mix counts it.
+type shape struct {
+	use           core.Resources
+	cards, shares int
+	models        string
+}
+
+// fewGangs tell nothing of the mix.
+const fewGangs = 32
+
 // mix is what gangs lately asked for: as the service counted, or else the
-// gangs of the snapshot.
+// gangs of the snapshot. Frequencies are rounded to powers of two, so that
+// scores are found again only when the mix has changed.
 func (c *cycle) mix() []core.Shape {
-	if len(c.s.History.Recent) > 0 {
+	if len(c.s.History.Recent) > 0 || len(c.gangs) < fewGangs {
 		return c.s.History.Recent
 	}
-	count := map[*placement.Request]int{}
-	var order []*placement.Request
-	for i := range c.gangs {
-		if r := c.gangs[i].req; r != nil {
-			if count[r] == 0 {
-				order = append(order, r)
-			}
-			count[r]++
-		}
-	}
+	index, all := map[shape]int{}, 0
 	var out []core.Shape
-	for _, r := range order {
-		for i := range r.Gang.Groups {
-			g := &r.Gang.Groups[i]
-			s := core.Shape{Members: g.Count, Use: g.Use, Models: r.Gang.Models, Weight: count[r]}
-			for j := range g.Devices {
-				if c.live.IsCard(g.Devices[j].Type) {
-					s.Cards += g.Devices[j].Count
-					s.Shares += g.Devices[j].Shares
+	var names []byte
+	for i := range c.gangs {
+		g := &c.gangs[i]
+		names = names[:0]
+		for _, m := range g.Models {
+			names = append(append(names, m...), 0)
+		}
+		for k := range g.Groups {
+			group := &g.Groups[k]
+			s := core.Shape{Members: 1, Use: group.Use, Models: g.Models}
+			for d := range group.Devices {
+				if ask := &group.Devices[d]; c.live.IsCard(ask.Type) {
+					s.Cards += ask.Count
+					s.Shares += ask.Shares
+					if ask.Name != "" && len(g.Models) == 0 {
+						s.Models = []core.Model{core.Model(ask.Name)}
+						names = append(append(names[:0], ask.Name...), 0)
+					}
 				}
 			}
-			out = append(out, s)
+			key := shape{s.Use, s.Cards, s.Shares, string(names)}
+			at, ok := index[key]
+			if !ok {
+				at = len(out)
+				index[key] = at
+				out = append(out, s)
+			}
+			out[at].Weight += group.Count
+			all += group.Count
+		}
+	}
+	for i := range out {
+		if n := out[i].Weight * 1024 / max(1, all); n > 0 {
+			out[i].Weight = 1 << (bits.Len64(uint64(n*n)*2) / 2)
+		} else {
+			out[i].Weight = 0
 		}
 	}
 	return out

@@ -160,11 +160,10 @@ func (c *cycle) large1(g *gang) *tooLarge {
 		clear(c.large)
 		c.idealSeen = c.ideal.Changed()
 	}
-	r := c.places.Request(g.Gang)
-	t, ok := c.large[r]
+	t, ok := c.large[g.req]
 	if !ok {
-		t = c.tooLarge(g, r)
-		c.large[r] = t
+		t = c.tooLarge(g, c.places.Request(g.Gang))
+		c.large[g.req] = t
 	}
 	return t
 }

@@ -1,7 +1,8 @@
 // Package placement places a gang whole or not at all.
 //
-// A gang runs on one card model: the first accepted one on which all of it
-// fits. A place is chosen by these, in this order:
+// A gang runs on one card model: the first one that it names on which all of
+// it fits, or the one with the best place where it names none. A place is
+// chosen by these, in this order:
 //
 //  1. the required level: all members within one domain of it ("node": on one
 //     node; "nvlink": each member's cards within one NVLink domain). A node
@@ -44,14 +45,18 @@ type Placer struct {
 	shape    uint64
 	classes  int
 	requests map[string]*Request
+	views    map[string]*view
 	age      uint64
-	key      []byte
+	key      writer
 	mix      mix
+	wastes   []waste // of each node
 	packing  core.Packing
 }
 
 // New returns a Placer for a cluster.
-func New(c *cluster.Cluster) *Placer { return &Placer{c: c, requests: map[string]*Request{}} }
+func New(c *cluster.Cluster) *Placer {
+	return &Placer{c: c, requests: map[string]*Request{}, views: map[string]*view{}}
+}
 
 // Request is a gang's demand, shared by all gangs that ask for the same.
 type Request struct {
@@ -103,6 +108,20 @@ type Result struct {
 	Domains []int
 	Nodes   int
 	Islands bool // some member's cards lie in more than one NVLink domain
+	// Score is the mean of the nodes' scores over the members, as they were
+	// before the gang came.
+	Score int64
+}
+
+// Compare orders two places of one gang, on models that it accepts alike: the
+// fewest domains from the outside in, the fewest nodes, the lowest scores.
+func (r *Result) Compare(o *Result) int {
+	for l := range r.Domains {
+		if c := cmp.Compare(r.Domains[l], o.Domains[l]); c != 0 {
+			return c
+		}
+	}
+	return cmp.Or(cmp.Compare(r.Nodes, o.Nodes), cmp.Compare(r.Score, o.Score))
 }
 
 // Member is one member's place.
@@ -127,16 +146,13 @@ func (p *Placer) Configure(packing core.Packing, recent []core.Shape) {
 			}
 		}
 	}
+	m.press(p.c.Capacity())
 	if packing == p.packing && m.equal(&p.mix) {
 		return
 	}
-	p.packing, p.mix = packing, m
-	for _, r := range p.requests {
-		for _, o := range r.Options {
-			for _, v := range o.views {
-				clear(v.seen)
-			}
-		}
+	p.packing, p.mix, p.wastes = packing, m, nil
+	for _, v := range p.views {
+		v.again()
 	}
 }
 
@@ -145,12 +161,16 @@ func (p *Placer) Request(g *core.Gang) *Request {
 	if p.shape != p.c.Shape || p.classes != p.c.ClassCount() {
 		p.shape, p.classes = p.c.Shape, p.c.ClassCount()
 		clear(p.requests)
+		clear(p.views)
+		p.wastes = nil
 	}
-	p.key = appendDemand(p.key[:0], g)
+	p.key = p.key[:0]
+	p.key.demand(g)
 	r, ok := p.requests[string(p.key)]
 	if !ok {
+		key := string(p.key)
 		r = p.compile(g)
-		p.requests[string(p.key)] = r
+		p.requests[key] = r
 	}
 	r.used = p.age
 	return r
@@ -168,9 +188,25 @@ func (p *Placer) Age() {
 			delete(p.requests, k)
 		}
 	}
+	for _, r := range p.requests {
+		for _, o := range r.Options {
+			for _, v := range o.views {
+				v.used = p.age
+			}
+		}
+	}
+	for k, v := range p.views {
+		if v.used != p.age {
+			delete(p.views, k)
+		}
+	}
 }
 
-func (p *Placer) compile(g *core.Gang) *Request {
+func (p *Placer) compile(gang *core.Gang) *Request {
+	// A copy: a request lives longer than the snapshot that it comes from.
+	own := *gang
+	own.Groups = slices.Clone(gang.Groups)
+	g := &own
 	r := &Request{Gang: g, Level: -1, Required: g.Required, distinct: true, spread: g.Spread || g.Service && p.packing != core.PackBin}
 	for i := range g.Groups {
 		r.Members += g.Groups[i].Count
@@ -216,6 +252,18 @@ func (p *Placer) compile(g *core.Gang) *Request {
 		r.Options = append(r.Options, p.option(g, m, matches))
 	}
 	return r
+}
+
+// view finds or makes the view of a group's members on the given models.
+func (p *Placer) view(g *core.Gang, group *core.Group, of []int32) *view {
+	p.key = p.key[:0]
+	p.key.sight(g, group, of)
+	v, ok := p.views[string(p.key)]
+	if !ok {
+		v = newView(p, group, of, g)
+		p.views[string(p.key)] = v
+	}
+	return v
 }
 
 func distinctHosts(g *core.Group) bool {
@@ -266,7 +314,7 @@ func (p *Placer) option(g *core.Gang, m int32, matches [][][]int32) *Option {
 				one[of[j]] += cards
 			}
 		}
-		o.views = append(o.views, newView(p, group, of, g))
+		o.views = append(o.views, p.view(g, group, of))
 		o.order = append(o.order, i)
 	}
 	for k := range all {
@@ -324,6 +372,7 @@ func (p *Placer) measure(res *Result, near []int32) {
 	for i := range res.Members {
 		u := &res.Members[i].Use
 		nodes = append(nodes, u.Node)
+		res.Score += res.Option.views[res.Members[i].Group].score[u.Node] / int64(len(res.Members))
 		for d := range p.c.Nodes[u.Node].Devices {
 			dev := &p.c.Nodes[u.Node].Devices[d]
 			if dev.Model >= 0 && len(dev.Islands) > 1 && spans(dev, u.Cards) {
@@ -391,7 +440,7 @@ func (p *Placer) Most(r *Request, o *Option, opt Options) int {
 	default:
 		most = s.room(v, scope{0, int32(len(p.c.Blocks))})
 	}
-	return min(most, v.group.Count)
+	return min(most, r.Gang.Groups[0].Count)
 }
 
 // Room is how many members of the gang's first group the cluster takes now,

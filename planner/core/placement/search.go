@@ -83,7 +83,7 @@ func (s *search) want(group int) int {
 	if group == 0 && s.opt.Members > 0 {
 		return s.opt.Members
 	}
-	return s.o.views[group].group.Count
+	return s.r.Gang.Groups[group].Count
 }
 
 func (s *search) run() []Member {

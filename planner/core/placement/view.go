@@ -33,6 +33,7 @@ type view struct {
 	static  []uint64 // of each block: nodes that could take a member when empty
 	seenS   []uint64 // Block.Static + 1 at the last look
 	seen    []uint64 // Block.Seq + 1 at the last look
+	at      []uint64 // Stamp + 1 of each node at the last look
 	fit     []uint16 // members that each node takes now
 	score   []int64  // of a member on it
 	total   []int32  // of each block
@@ -40,6 +41,7 @@ type view struct {
 	best    []int32  // node of the lowest score in each block
 	scratch free
 	later   []uint64 // see Options.Later
+	used    uint64   // age when a request was last seen to have it
 }
 
 // free is a copy of a node's free cards, to be used up while choosing.
@@ -98,7 +100,7 @@ func newView(p *Placer, g *core.Group, model []int32, gang *core.Gang) *view {
 	blocks := len(c.Blocks)
 	v.static, v.seen, v.seenS = make([]uint64, blocks), make([]uint64, blocks), make([]uint64, blocks)
 	v.total, v.best, v.most = make([]int32, blocks), make([]int32, blocks), make([]uint16, blocks)
-	v.fit, v.score = make([]uint16, len(c.Nodes)), make([]int64, len(c.Nodes))
+	v.at, v.fit, v.score = make([]uint64, len(c.Nodes)), make([]uint16, len(c.Nodes)), make([]int64, len(c.Nodes))
 	return v
 }
 
@@ -112,6 +114,12 @@ func (v *view) refresh() {
 	}
 }
 
+// again makes all nodes be scored again.
+func (v *view) again() {
+	clear(v.seen)
+	clear(v.at)
+}
+
 func (v *view) look(b int32) {
 	block := &v.p.c.Blocks[b]
 	if v.seenS[b] != block.Static+1 {
@@ -120,6 +128,7 @@ func (v *view) look(b int32) {
 			if v.feasible(block.First+i) == core.ReasonFits {
 				set |= 1 << i
 			}
+			v.at[block.First+i] = 0
 		}
 		v.static[b], v.seenS[b] = set, block.Static+1
 	}
@@ -127,17 +136,20 @@ func (v *view) look(b int32) {
 	total, best, largest := int32(0), int32(-1), uint16(0)
 	for i := range block.Count {
 		n := block.First + i
-		fit := 0
-		if v.static[b]>>i&1 == 1 {
-			fit = v.fits(n)
+		if stamp := v.p.c.Stamp(n) + 1; v.at[n] != stamp {
+			v.at[n], v.fit[n] = stamp, 0
+			if v.static[b]>>i&1 == 1 {
+				v.fit[n] = uint16(v.fits(n))
+			}
+			if v.fit[n] > 0 {
+				v.score[n] = v.rate(n)
+			}
 		}
-		v.fit[n] = uint16(fit)
-		if fit == 0 {
+		if v.fit[n] == 0 {
 			continue
 		}
-		total += int32(fit)
-		largest = max(largest, uint16(fit))
-		v.score[n] = v.rate(n)
+		total += int32(v.fit[n])
+		largest = max(largest, v.fit[n])
 		if best < 0 || v.score[n] < v.score[best] {
 			best = n
 		}
