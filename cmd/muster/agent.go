@@ -28,7 +28,7 @@ func runAgent(ctx context.Context, a command.Agent) error {
 	if err != nil {
 		return err
 	}
-	api := httpapi.New(httpapi.Options{Config: a.Config.Current, Gangs: planner, Cluster: planner, Jobs: planner, Stopper: planner, Capture: planner, Cards: planner, Reports: planner, Feed: planner.Feed(),
+	api := httpapi.New(httpapi.Options{Config: a.Config.Current, Gangs: planner, Cluster: planner, Jobs: planner, Stopper: planner, Capture: planner, Cards: planner, Books: planner, Reports: planner, Feed: planner.Feed(),
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}), Log: a.Log})
 	a.Log.Info("the API listens", "address", listener.Addr().String())
 

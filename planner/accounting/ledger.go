@@ -16,6 +16,9 @@ import (
 	"modernc.org/sqlite" // the driver, and its errors
 )
 
+// FileName is the name of a planner's ledger in its data folder.
+const FileName = "ledger.db"
+
 // Options of a ledger.
 type Options struct {
 	// Path of its file; "": a temporary one that is removed at the end.

@@ -3,6 +3,8 @@ package accounting
 import (
 	"cmp"
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -350,4 +352,19 @@ func (l *Ledger) Totals(now time.Time) map[[3]string]int64 {
 		}
 	}
 	return out
+}
+
+// Held is what one allocation held of a model up to now; false: the books do
+// not have it.
+func (l *Ledger) Held(ctx context.Context, alloc, model string, now time.Time) (int64, bool, error) {
+	var n int64
+	err := l.readers.QueryRowContext(ctx, `SELECT p.cards * max(0, coalesce((SELECT e.ended FROM allocation_end e WHERE e.allocation = p.id ORDER BY e.exact DESC LIMIT 1), ?) - p.created)
+		FROM allocation p WHERE p.alloc = ? AND p.model = (SELECT id FROM name WHERE text = ?)`, now.Unix(), alloc, model).Scan(&n)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read ledger %s: %w", l.path, err)
+	}
+	return n, true, nil
 }

@@ -30,9 +30,6 @@ const (
 	keepEvery    = 5 * time.Minute
 )
 
-// ledgerFile in the data folder.
-const ledgerFile = "ledger.db"
-
 // meter keeps the books of what the planner sees. It has a goroutine of its
 // own and only ever looks: whatever becomes of it, scheduling goes on.
 type meter struct {
@@ -40,6 +37,8 @@ type meter struct {
 	spent  atomic.Pointer[map[core.QueueName]int64]
 	// figures are the gauges as they were worked out last; nil: not yet.
 	figures atomic.Pointer[figures]
+
+	looking sync.Mutex
 
 	mu     sync.Mutex
 	marked map[picture.Key]bool // gangs to look at
@@ -111,7 +110,7 @@ func (a *Agent) meterLoop(ctx context.Context, cfg *config.Config) {
 	m := a.meter
 	path := ""
 	if cfg.DataDir != "" {
-		path = filepath.Join(cfg.DataDir, ledgerFile)
+		path = filepath.Join(cfg.DataDir, accounting.FileName)
 	}
 	beat := time.NewTicker(meterEvery)
 	defer beat.Stop()
@@ -230,6 +229,9 @@ func guarantees(cfg *core.Config) map[string]accounting.Guarantee {
 // it looked at all of them, and whether the picture can be trusted.
 func (a *Agent) look(l *accounting.Ledger, now time.Time) (all, ok bool) {
 	m := a.meter
+	// What was seen earlier is never booked after what was seen later.
+	m.looking.Lock()
+	defer m.looking.Unlock()
 	a.mu.RLock()
 	s := &a.state
 	if ok = s.whole && s.loaded && s.contact.OK; !ok {

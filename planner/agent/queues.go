@@ -14,6 +14,7 @@ func (a *Agent) Queues() []view.Queue {
 	defer a.mu.RUnlock()
 	cfg := &a.config.Current().Core
 	counts := a.state.queueCounts(cfg)
+	spent := a.meter.used()
 	children := map[core.QueueName][]*core.Queue{}
 	for i := range cfg.Queues {
 		q := &cfg.Queues[i]
@@ -25,7 +26,11 @@ func (a *Agent) Queues() []view.Queue {
 		list := children[parent]
 		sort.Slice(list, func(i, j int) bool { return list[i].Name < list[j].Name })
 		for _, q := range list {
-			out = append(out, queueView(q, len(children[q.Name]) == 0, counts))
+			v := queueView(q, len(children[q.Name]) == 0, counts)
+			if v.Budget != nil {
+				v.Budget.UsedCardSeconds = spent[q.Name]
+			}
+			out = append(out, v)
 			if q.Name != parent {
 				walk(q.Name)
 			}

@@ -220,7 +220,7 @@ func all(parts Parts) map[string]Command {
 		"job run": jobRun(), "job plan": jobPlan(), "job stop": jobStop(), "job validate": jobValidate(),
 		"queue": queueList(), "queue status": queueStatus(), "status": status(), "why": why(), "eta": eta(), "nodes": nodes(), "node clear": nodeClear(),
 		"cards": cards(), "card status": cardStatus(), "card confirm": cardConfirm(), "card clear": cardClear(), "card note": cardNote(), "card breaker": cardBreaker(),
-		"config validate": configValidate(), "snapshot": snapshot(), "replay": replay(), "simulate": simulateCommand(), "report": makeReport(), "version": version(),
+		"config validate": configValidate(), "snapshot": snapshot(), "replay": replay(), "usage": usage(), "top": top(), "ledger backup": ledgerBackup(), "ledger verify": ledgerVerify(), "demand": demand(), "simulate": simulateCommand(), "report": makeReport(), "version": version(),
 	}
 	if parts.Agent != nil {
 		out["agent"] = agent(parts.Agent)
@@ -243,6 +243,7 @@ var parents = map[string]string{
 	"node":   "Work with one node.",
 	"job":    "Submit jobs, ask what would happen to them, stop them.",
 	"config": "Work with the planner's configuration.",
+	"ledger": "Check the books of usage, and copy them.",
 }
 
 type parent struct{ text string }

@@ -99,6 +99,21 @@ func scene(t *testing.T) *shell {
 			Gangs: map[string]int{"queued": 1, "training": 1, "refused": 1}, Nodes: 2, Cards: []view.CardCount{{Model: "NVIDIA H100 80GB HBM3", Total: 48, Free: 8, Used: 16, Other: 16, Out: 8}},
 			Problems: []view.Problem{{Object: "card GPU-9", Text: "Xid 79", Hint: "muster card clear GPU-9", Since: after(-4 * time.Hour)}}}
 	})
+	h := func(name string) string { return "NVIDIA H100 80GB HBM3" + name }
+	share := func(mean float64) view.Share {
+		return view.Share{Known: true, Mean: mean, P10: mean / 2, P50: mean, P90: min(mean*1.5, 1)}
+	}
+	line := view.UsageLine{Queue: "research", User: "alice", Model: h(""), CardSeconds: 57600, Guaranteed: 50000, Borrowed: 7600, Held: 600, Training: 57000, LostTotal: 9000, Lost: map[string]int64{"preempted": 8000, "node-lost": 1000}}
+	other := view.UsageLine{Queue: "default", User: "=cmd()", Model: h(""), CardSeconds: 3600, Borrowed: 3600, Training: 3600, Lost: map[string]int64{}}
+	total := view.UsageLine{CardSeconds: 61200, Guaranteed: 50000, Borrowed: 11200, Held: 600, Training: 60600, LostTotal: 9000, Lost: map[string]int64{"preempted": 8000, "node-lost": 1000}}
+	s.planner.SetBooks(view.Usage{Lines: []view.UsageLine{other, line}, Total: total},
+		view.Waste{Lines: []view.WasteLine{{Queue: "research", User: "alice", Model: h(""), CardSeconds: 57600, Held: 600, Lost: 9000, Sampled: 56000, Idle: 5600, Activity: share(.6), Memory: share(.7)}},
+			Worst: []view.WasteAttempt{{Gang: "research/train-7", Attempt: 2, Queue: "research", User: "bob", Model: h(""), Running: true, Cards: 16, NeverBusy: 3, Wasted: 6200, Held: 600, Sampled: 28000, Idle: 5600, Activity: share(.6), Memory: share(.7), UntouchedMiB: 163840}}},
+		view.Top{Cards: []view.CardCount{{Model: h(""), Total: 48, Free: 8, Used: 16, Other: 16, Out: 8}},
+			Gangs: []view.TopGang{{Gang: "research/train-7", Attempt: 2, Queue: "research", User: "bob", Model: h(""), Cards: 16, Sampled: 15, IdleNow: 3, Activity: share(.55), Memory: share(.7), Watts: 8123, Mean: share(.6), Idle: .2},
+				{Gang: "research/unsampled", Attempt: 1, Queue: "research", User: "bob", Model: h(""), Cards: 8}}},
+		[]view.Demand{{Model: h(""), Cards: 8, Pool: "gpu", Nodes: 3, Gangs: 1}},
+		view.LedgerCheck{Path: "/var/lib/muster/ledger.db", Schema: 1, Booked: noon.Truncate(time.Hour), Attempts: 12, Allocations: 96, CardSeconds: 61200, NomadAllocations: 24, NomadCardSeconds: 57600, OK: true})
 	s.planner.PlanFunc = func(httpapi.Caller, json.RawMessage) (view.Plan, error) {
 		return view.Plan{ID: "research/new", Queue: "research", Members: 2, Cards: 4, Verdict: view.Verdict{Action: core.ActionStart, Reason: core.ReasonFits, Blockers: []view.Blocker{}},
 			Start: &view.Start{Model: "NVIDIA H100 80GB HBM3", After: []string{"default/scav"}, Why: "one leaf, two half-full nodes",
@@ -143,6 +158,15 @@ func TestScreens(t *testing.T) {
 		{"eta_waiting", []string{"eta", "llama"}, nil, 0},
 		{"eta_running", []string{"eta", "train-7"}, nil, 0},
 		{"nodes", []string{"nodes"}, nil, 0},
+		{"usage", []string{"usage", "-by=queue,user,model"}, nil, 0},
+		{"usage_seconds", []string{"usage", "-by=user", "-unit=s", "-from=7d", "-to=2026-03-01"}, nil, 0},
+		{"usage_waste", []string{"usage", "-waste"}, nil, 0},
+		{"top", []string{"top"}, nil, 0},
+		{"demand", []string{"demand"}, nil, 0},
+		{"ledger_verify", []string{"ledger", "verify"}, nil, 0},
+		{"ledger_wrong", []string{"ledger", "verify"}, func(s *shell) {
+			s.planner.SetBooks(view.Usage{}, view.Waste{}, view.Top{}, nil, view.LedgerCheck{Path: "l.db", Schema: 1, Findings: []string{"usage: attempt 1 of a/b: its allocations held 7 card-seconds of H100 (0 of them training), and 8 (0) are booked"}})
+		}, command.ExitError},
 		{"plan_start", []string{"job", "plan", "JOB"}, nil, 0},
 		{"plan_wait", []string{"job", "plan", "JOB"}, waits, command.ExitNotNow},
 		{"validate", []string{"job", "validate", "JOB"}, nil, 0},

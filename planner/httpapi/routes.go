@@ -45,6 +45,12 @@ func (r *Route) limit() int64 {
 	return smallBody
 }
 
+// span are the parameters of a range of time.
+var span = []Param{
+	{"from", "string", "a date, or a time as RFC 3339; default a day before to"},
+	{"to", "string", "likewise; default now"},
+}
+
 // Routes of the API, in the order of the documentation.
 var Routes = []Route{
 	{Method: http.MethodGet, Path: "/v1/gangs", Role: view.RoleViewer, Summary: "List gangs", Answer: view.GangList{}, handle: (*Server).listGangs, Query: []Param{
@@ -69,6 +75,22 @@ var Routes = []Route{
 	{Method: http.MethodGet, Path: "/v1/queues", Role: view.RoleViewer, Summary: "List queues", Answer: view.QueueList{}, handle: (*Server).listQueues},
 	{Method: http.MethodGet, Path: "/v1/queue/{queue}", Role: view.RoleViewer, Summary: "Read a queue", Answer: view.QueueDetail{}, handle: (*Server).readQueue},
 	{Method: http.MethodGet, Path: "/v1/nodes", Role: view.RoleViewer, Summary: "List nodes", Answer: view.NodeList{}, handle: (*Server).listNodes},
+	{Method: http.MethodGet, Path: "/v1/usage", Role: view.RoleViewer, Summary: "Sum up usage", Answer: view.Usage{}, handle: (*Server).usage, Query: append([]Param{
+		{"by", "string", "dimensions by commas: queue, user, model, gang, attempt, hour, day, month; default queue"},
+		{"queue", "string", "only of this queue"},
+		{"user", "string", "only of this user"},
+		{"model", "string", "only of cards of this model"},
+		{"gang", "string", "only of this gang (namespace/job)"},
+	}, span...)},
+	{Method: http.MethodGet, Path: "/v1/usage/waste", Role: view.RoleViewer, Summary: "Find waste", Answer: view.Waste{}, handle: (*Server).waste, Query: span},
+	{Method: http.MethodGet, Path: "/v1/top", Role: view.RoleViewer, Summary: "Read what cards do", Answer: view.Top{}, handle: (*Server).top},
+	{Method: http.MethodGet, Path: "/v1/demand", Role: view.RoleViewer, Summary: "Read the demand for nodes", Answer: view.DemandList{}, handle: (*Server).demand},
+	{Method: http.MethodGet, Path: "/v1/demand/prometheus/api/v1/query_range", Role: view.RoleViewer, Summary: "Read the demand for nodes as Prometheus answers", Media: "application/json",
+		handle: (*Server).demandSeries, Query: []Param{{"query", "string", "a selector of muster_demand_nodes or muster_demand_gangs, with = on labels; several series are added up"},
+			{"start", "string", "ignored: the answer is of now"}, {"end", "string", "time of the value"}, {"step", "string", "ignored"}}},
+	{Method: http.MethodPost, Path: "/v1/demand/prometheus/api/v1/query_range", Role: view.RoleViewer, Summary: "Read the demand for nodes as Prometheus answers a form", Media: "application/json",
+		handle: (*Server).demandSeries},
+	{Method: http.MethodGet, Path: "/v1/ledger/check", Role: view.RoleOperator, Summary: "Check the ledger", Answer: view.LedgerCheck{}, handle: (*Server).checkLedger},
 	{Method: http.MethodGet, Path: "/v1/status", Role: view.RoleViewer, Summary: "Read the planner's status", Answer: view.Status{}, handle: (*Server).status},
 	{Method: http.MethodGet, Path: "/v1/events", Role: view.RoleViewer, Summary: "Stream events", Answer: view.Event{}, Media: "text/event-stream", handle: (*Server).events, Query: []Param{
 		{"index", "integer", "start after this event; absent: with the next one (the header Last-Event-ID says the same)"},

@@ -52,6 +52,7 @@ type Options struct {
 	Capture Capturer     // nil: /v1/snapshot is not found
 	Cards   Cards        // nil: all about cards is not found
 	Reports Reporter     // nil: /v1/report is not found
+	Books   Books        // nil: usage, waste, top, demand and the ledger's check are not found
 	Metrics http.Handler // nil: /metrics is not found
 	Log     *slog.Logger
 }

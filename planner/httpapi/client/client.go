@@ -306,6 +306,48 @@ func (c *Client) Nodes(ctx context.Context) (view.NodeList, error) {
 	return call[view.NodeList](ctx, c, "list nodes", http.MethodGet, "/v1/nodes", nil, nil, nil)
 }
 
+// Usage sums up card-seconds.
+func (c *Client) Usage(ctx context.Context, ask view.UsageQuery) (view.Usage, error) {
+	q := spanned(ask.From, ask.To)
+	for name, value := range map[string]string{"by": strings.Join(ask.By, ","), "queue": ask.Queue, "user": ask.User, "model": ask.Model, "gang": ask.Gang} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	return call[view.Usage](ctx, c, "sum up usage", http.MethodGet, "/v1/usage", q, nil, nil)
+}
+
+// Waste finds what was held and not used.
+func (c *Client) Waste(ctx context.Context, from, to time.Time) (view.Waste, error) {
+	return call[view.Waste](ctx, c, "find waste", http.MethodGet, "/v1/usage/waste", spanned(from, to), nil, nil)
+}
+
+// Top tells what cards do now.
+func (c *Client) Top(ctx context.Context) (view.Top, error) {
+	return call[view.Top](ctx, c, "read what cards do", http.MethodGet, "/v1/top", nil, nil, nil)
+}
+
+// Demand tells which nodes would let waiting gangs start.
+func (c *Client) Demand(ctx context.Context) (view.DemandList, error) {
+	return call[view.DemandList](ctx, c, "read demand", http.MethodGet, "/v1/demand", nil, nil, nil)
+}
+
+// CheckLedger holds the books against themselves and against Nomad.
+func (c *Client) CheckLedger(ctx context.Context) (view.LedgerCheck, error) {
+	return call[view.LedgerCheck](ctx, c, "check ledger", http.MethodGet, "/v1/ledger/check", nil, nil, nil)
+}
+
+func spanned(from, to time.Time) url.Values {
+	q := url.Values{}
+	if !from.IsZero() {
+		q.Set("from", from.UTC().Format(time.RFC3339))
+	}
+	if !to.IsZero() {
+		q.Set("to", to.UTC().Format(time.RFC3339))
+	}
+	return q
+}
+
 // Cards lists cards; node and state, where not empty, say which.
 func (c *Client) Cards(ctx context.Context, node, state string) (view.CardList, error) {
 	q := url.Values{}

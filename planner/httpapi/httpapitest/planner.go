@@ -40,6 +40,11 @@ type Planner struct {
 	queues []view.Queue
 	nodes  []view.Node
 	cards  []view.CardState
+	usage  view.Usage
+	waste  view.Waste
+	top    view.Top
+	demand []view.Demand
+	check  view.LedgerCheck
 	orders []view.CardOrder
 	broken view.CardBreaker
 	status view.Status
@@ -55,7 +60,7 @@ func New() *Planner {
 // Serve starts an API server with a configuration; it ends with the test.
 func (p *Planner) Serve(t *testing.T, cfg *config.Config) *httptest.Server {
 	t.Helper()
-	api := httpapi.New(httpapi.Options{Config: func() *config.Config { return cfg }, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Capture: p, Cards: p, Reports: p, Feed: p.Feed})
+	api := httpapi.New(httpapi.Options{Config: func() *config.Config { return cfg }, Gangs: p, Cluster: p, Jobs: p, Stopper: p, Capture: p, Cards: p, Books: p, Reports: p, Feed: p.Feed})
 	server := httptest.NewServer(api)
 	// A waiting read would hold up the close.
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
