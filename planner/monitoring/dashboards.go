@@ -3,6 +3,7 @@ package monitoring
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/grafana/grafana-foundation-sdk/go/cog"
 	"github.com/grafana/grafana-foundation-sdk/go/cog/variants"
@@ -152,6 +153,23 @@ func Dashboards() (map[string][]byte, error) {
 		out[name] = append(text, '\n')
 	}
 	return out, nil
+}
+
+// Queries are all of the dashboards', by the names of their files, with every
+// choice at the top left open.
+func Queries() map[string][]string {
+	open := strings.NewReplacer("$queue", ".*", "$model", ".*", "$node", ".*")
+	out := map[string][]string{}
+	for name, b := range boards {
+		for _, r := range b.rows {
+			for _, p := range r.panels {
+				for _, q := range p.queries {
+					out[name] = append(out[name], open.Replace(q.expr))
+				}
+			}
+		}
+	}
+	return out
 }
 
 func source() common.DataSourceRef {
