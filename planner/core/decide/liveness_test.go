@@ -61,9 +61,9 @@ func (h *history) nothingFits(plan *core.Plan) {
 // by their submission.
 type calm struct {
 	*history
-	// promised are the starts promised to gangs, and first those that were
-	// promised to gangs with nobody ahead of them any more.
-	promised, first map[core.GangID]time.Time
+	// promised are the starts promised to gangs, made when that was first done,
+	// and first those that were promised to gangs with nobody ahead of them.
+	promised, made, first map[core.GangID]time.Time
 }
 
 func newCalm(t *rapid.T) *calm {
@@ -71,7 +71,7 @@ func newCalm(t *rapid.T) *calm {
 	q := core.DefaultQueue("a")
 	q.Aging = nil
 	h.cfg.Queues, h.cfg.UserLimits, h.cfg.PreferWait = []core.Queue{q}, nil, 0
-	return &calm{h, map[core.GangID]time.Time{}, map[core.GangID]time.Time{}}
+	return &calm{h, map[core.GangID]time.Time{}, map[core.GangID]time.Time{}, map[core.GangID]time.Time{}}
 }
 
 func (c *calm) arrive() {
@@ -95,6 +95,7 @@ func (c *calm) step() {
 	t := c.t
 	snap := c.w.Snapshot()
 	plan := c.d.Decide(snap)
+	c.tell(snap, plan)
 	done, err := c.w.Apply(plan)
 	if err != nil {
 		t.Fatal(err)
@@ -121,14 +122,17 @@ func (c *calm) step() {
 		switch {
 		case r.At.IsZero():
 			t.Fatalf("gang %s gathers though every end is known", r.Gang)
-		case ok && r.At.After(at) && !c.aheadOf(r.Gang, r.Cause):
+		case ok && r.At.After(at) && !c.aheadOf(r, r.Cause):
 			t.Fatalf("gang %s was promised %s and is now promised %s (%q)", r.Gang, at, r.At, r.Cause)
 		}
-		c.promised[r.Gang] = r.At
+		if c.promised[r.Gang] = r.At; !ok {
+			c.made[r.Gang] = c.w.Now
+		}
 		if at, ok := c.first[r.Gang]; ok && r.At.After(at) {
 			t.Fatalf("gang %s, with nobody ahead of it, was promised %s and is now promised %s (%q)", r.Gang, at, r.At, r.Cause)
 		}
-		if r.Gang == ahead {
+		before := func(o core.Reservation) bool { return o.Gang != r.Gang && o.Made.Before(r.Made) }
+		if r.Gang == ahead && !slices.ContainsFunc(plan.Reservations, before) {
 			c.first[r.Gang] = r.At
 		}
 	}
@@ -148,15 +152,17 @@ func (c *calm) step() {
 	}
 }
 
-// aheadOf tells whether a cause names a gang that was submitted before.
-func (c *calm) aheadOf(id core.GangID, cause string) bool {
-	other, ok := strings.CutSuffix(cause, " is more entitled")
-	return ok && other < string(id)
+// aheadOf tells whether a cause names a gang that comes before one with a
+// promise: it was submitted before, or was promised its start before.
+func (c *calm) aheadOf(r core.Reservation, cause string) bool {
+	name, ok := strings.CutSuffix(cause, " is more entitled")
+	made, promised := c.made[core.GangID(name)]
+	return ok && (name < string(r.Gang) || promised && made.Before(c.made[r.Gang]))
 }
 
 // A promise is kept: where everybody keeps to the limits it is never withdrawn
-// and moves later only for a gang that was submitted before and can run earlier
-// than it was promised; the first in the queue starts by then, whatever comes
+// and moves later only for a gang that comes before it and can run earlier than it
+// was promised; the first in the queue starts by then, whatever comes
 // behind it.
 func TestPromisesAreKept(t *testing.T) {
 	t.Parallel()
