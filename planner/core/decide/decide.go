@@ -97,6 +97,7 @@ type cycle struct {
 	reserved map[turn]int // bookings
 	// tableFull: the timetable knows of all gangs that hold cards.
 	tableFull bool
+	capacity  []int  // usable cards, by model
 	wanted    []bool // models that gangs blocked by capacity wait for
 	explain   explainer
 	blast     blast
@@ -305,8 +306,8 @@ func (c *cycle) collect() {
 	for i := range c.byRef {
 		c.byRef[i] = -1
 	}
-	capacity := c.live.Capacity()
-	tree, notices := fairshare.New(c.cfg.Queues, c.live.Models, capacity)
+	c.capacity = c.live.Capacity()
+	tree, notices := fairshare.New(c.cfg.Queues, c.live.Models, c.capacity)
 	c.tree, c.waiting, c.wanted = tree, make([][]int32, len(tree.Queues)), make([]bool, len(c.live.Models))
 	c.plan.Notices = append(c.plan.Notices, notices...)
 	old, refs := c.refs, make([]knownRef, len(c.index))

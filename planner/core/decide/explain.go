@@ -170,14 +170,16 @@ func (c *cycle) findCauses(g *gang, o *placement.Option, members int) []core.Blo
 			continue
 		}
 		short = true
-		model := c.live.Models[n.Model]
-		b := core.Blocker{Reason: core.ReasonCards, Model: model, Missing: n.Cards - free, Holders: c.holdersOf(n.Model),
+		model, capacity := c.live.Models[n.Model], c.capacity[n.Model]
+		b := core.Blocker{Reason: core.ReasonCards, Model: model, Missing: min(n.Cards, capacity) - free, Holders: c.holdersOf(n.Model),
 			Text: fmt.Sprintf("needs %s of %s, %d are free and not promised", cards(n.Cards), model, free)}
 		b.Remedy = "wait for " + cards(b.Missing) + " to come free"
 		if len(b.Holders) > 0 {
 			b.Remedy = "stop, or wait for, " + c.holderNames(b.Holders, b.Missing)
 		}
-		out = append(out, b)
+		if b.Missing > 0 { // else all that is in use is free, and more is out of use
+			out = append(out, b)
+		}
 		booked := c.bookedOf(n.Model)
 		if at := slices.IndexFunc(c.times.Bookings, func(b backfill.Booking) bool { return b.Gang == g.number }); at >= 0 {
 			booked -= c.times.Taken(at)[n.Model]
@@ -191,7 +193,7 @@ func (c *cycle) findCauses(g *gang, o *placement.Option, members int) []core.Blo
 				Remedy: "see the planner's notices, and stop the allocation that should not be there"})
 		}
 		if u := c.outOfUse(n.Model); u.cards > 0 {
-			out = append(out, core.Blocker{Reason: core.ReasonExcluded, Model: model, Missing: min(u.cards, b.Missing), Text: fmt.Sprintf("%s of %s are out of use (%s)", cards(u.cards), model, u.text()), Remedy: "bring them back (muster nodes, muster cards)"})
+			out = append(out, core.Blocker{Reason: core.ReasonExcluded, Model: model, Missing: min(u.cards, n.Cards-min(free, capacity)), Text: fmt.Sprintf("%s of %s are out of use (%s)", cards(u.cards), model, u.text()), Remedy: "bring them back (muster nodes, muster cards)"})
 		}
 	}
 	if short {
@@ -291,15 +293,41 @@ func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
 	return slices.Clip(best)
 }
 
-// holding is what a gang holds, or takes in this cycle.
+// holding is what a gang holds, or takes in this cycle, of cards that others could
+// be given; of one that leaves, what nobody takes over.
 func (c *cycle) holding(g *gang) (model int32, cards int) {
-	if g.start == nil {
+	uses := g.uses
+	switch {
+	case g.start != nil:
+		model = c.live.Model(g.start.Model)
+	case g.gone, g.State == core.GangStopping:
+		model = g.model
+		at := slices.IndexFunc(c.leaving, func(l leaver) bool { return l.gang == g.number })
+		if at < 0 {
+			uses = c.usesOf(g)
+		} else {
+			uses = c.leaving[at].uses
+		}
+	case g.shrunk > 0:
+		return g.model, g.cards - g.shrunk*g.cards/max(1, len(g.holds))
+	case g.cards > 0 && c.outOfUse(g.model).cards > 0:
+		model, uses = g.model, c.usesOf(g)
+	default:
 		return g.model, g.cards
 	}
-	for i := range g.uses {
-		cards += len(g.uses[i].Cards) + len(g.uses[i].Parts)
+	for i := range uses {
+		node := &c.live.Nodes[uses[i].Node]
+		if !node.Usable {
+			continue
+		}
+		cards += len(uses[i].Parts)
+		for _, place := range uses[i].Cards {
+			if d, at := node.Device(place); d.Usable[at/64]>>(at%64)&1 == 1 {
+				cards++
+			}
+		}
 	}
-	return c.live.Model(g.start.Model), cards
+	return model, cards
 }
 
 func insertHolder(best []core.Holder, h core.Holder) []core.Holder {
