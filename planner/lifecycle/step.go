@@ -192,11 +192,9 @@ func rank(s contract.State) int {
 // stale tells whether the picture is older than our last write, in which case
 // nothing can be concluded from it.
 func (g *Gang) stale(v Seen) (bool, []Effect) {
-	index := uint64(0)
-	if v.Job != nil {
-		index = v.Job.JobModifyIndex
-	}
-	if index >= g.floor {
+	// A job that is not there any more was removed after our write: that took it
+	// to be there.
+	if v.Job == nil || v.Job.JobModifyIndex >= g.floor {
 		g.staleSince = time.Time{}
 		return false, nil
 	}

@@ -148,8 +148,10 @@ type refreshed struct {
 	key    picture.Key
 	job    *picture.Job // nil: it is gone
 	allocs []*picture.Alloc
-	evals  []*picture.Eval
-	err    error
+	// allocsAt is the index that the list of allocations stands for.
+	allocsAt uint64
+	evals    []*picture.Eval
+	err      error
 }
 
 // refreshed reads a job, its allocations and its evaluations.
@@ -167,7 +169,7 @@ func (c *Client) refreshed(ctx context.Context, key picture.Key) refreshed {
 		}
 	}
 	var stubs []struct{ ID string }
-	if _, r.err = c.get(ctx, "list allocations of job "+key.String(), jobPath(key.Job)+"/allocations", key.Namespace, map[string]string{"all": "true"}, &stubs); r.err != nil {
+	if r.allocsAt, r.err = c.get(ctx, "list allocations of job "+key.String(), jobPath(key.Job)+"/allocations", key.Namespace, map[string]string{"all": "true"}, &stubs); r.err != nil {
 		return r
 	}
 	var mu sync.Mutex

@@ -88,8 +88,23 @@ func merge[K comparable, V comparable](have, list, delta map[K]V, first bool, at
 }
 
 // drop forgets ended allocations of jobs that are no gangs: they hold nothing,
-// and nobody asks for them.
+// and nobody asks for them. A job that is purged takes its allocations along,
+// of which no event tells.
 func (t *tables) drop(d *Delta) {
+	purged := map[picture.Key]uint64{}
+	for key, j := range d.Jobs {
+		if j == nil {
+			purged[key] = t.gone["job/"+key.String()]
+		}
+	}
+	if len(purged) > 0 {
+		for id, a := range t.allocs {
+			if at, ok := purged[a.Key()]; ok && a.CreateIndex <= at {
+				delete(t.allocs, id)
+				d.Allocs[id] = nil
+			}
+		}
+	}
 	for id, a := range d.Allocs {
 		if a == nil || !a.Terminal() {
 			continue
@@ -235,6 +250,7 @@ func (t *tables) refreshed(r refreshed) Delta {
 		// back with that event.
 		delete(t.jobs, r.key)
 		d.Jobs[r.key] = nil
+		t.gone["job/"+r.key.String()] = old.Index
 	case r.job != nil && (old == nil || old.Index < r.job.Index):
 		t.jobs[r.key], d.Jobs[r.key] = r.job, r.job
 	}
@@ -243,6 +259,13 @@ func (t *tables) refreshed(r refreshed) Delta {
 		listed[a.ID] = true
 		if old := t.allocs[a.ID]; old == nil || old.Index < a.Index {
 			t.allocs[a.ID], d.Allocs[a.ID] = a, a
+		}
+	}
+	// Nomad collects what has ended, and a purged job's, without an event.
+	for id, a := range t.allocs {
+		if a.Key() == r.key && !listed[id] && a.Index <= r.allocsAt {
+			delete(t.allocs, id)
+			d.Allocs[id] = nil
 		}
 	}
 	d.Evals = r.evals
