@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"time"
@@ -65,7 +66,7 @@ func (g *Gang) pin(plan core.Start, attempt int, v Seen) ([]Place, *jobspec.Pin)
 	if g.Meta.Grace > 0 {
 		pin.KillTimeout = g.Meta.Grace
 	}
-	pin.LevelAttribute, pin.LevelValues = g.narrowest(members, v)
+	pin.Levels = g.levels(members, v)
 	places := make([]Place, len(members))
 	byGroup := map[string][]core.Placement{}
 	for i, m := range members {
@@ -81,10 +82,14 @@ func (g *Gang) pin(plan core.Start, attempt int, v Seen) ([]Place, *jobspec.Pin)
 	return places, pin
 }
 
-// narrowest is the innermost topology level at which every member's node has a
-// name, with the names in use. Nomad skips all other nodes by their class.
-func (g *Gang) narrowest(members []core.Placement, v Seen) (attribute string, values []string) {
-	for level := len(g.set.Levels) - 1; level >= 0; level-- {
+// levels are the topology levels at which every member's node has a name, with
+// the names in use, the outermost first: it keeps Nomad off most of a large
+// cluster at the first look at a class of nodes, the inner ones off the rest.
+// A level of which very many names are in use excludes little, and every
+// allocation keeps the text of the pins.
+func (g *Gang) levels(members []core.Placement, v Seen) []jobspec.LevelPin {
+	var out []jobspec.LevelPin
+	for level, l := range g.set.Levels {
 		names := map[string]bool{}
 		for _, m := range members {
 			n := v.Node(string(m.Node))
@@ -94,17 +99,16 @@ func (g *Gang) narrowest(members []core.Placement, v Seen) (attribute string, va
 			}
 			names[n.Domains[level]] = true
 		}
-		if names == nil {
+		if len(names) == 0 || len(names) > levelNamesMost && len(out) > 0 {
 			continue
 		}
-		for name := range names {
-			values = append(values, name)
-		}
-		sort.Strings(values)
-		return g.set.Levels[level].Attribute, values
+		out = append(out, jobspec.LevelPin{Attribute: l.Attribute, Values: slices.Sorted(maps.Keys(names))})
 	}
-	return "", nil
+	return out
 }
+
+// levelNamesMost is how many names an inner level may have in use.
+const levelNamesMost = 64
 
 func pinGroup(group *core.Group, members []core.Placement, v Seen, lists bool) jobspec.GroupPin {
 	pin := jobspec.GroupPin{}

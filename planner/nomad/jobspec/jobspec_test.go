@@ -32,7 +32,7 @@ func edit(t testing.TB, j *Job, f func(map[string]any)) *Job {
 	return out
 }
 
-var pin = Pin{Attempt: 3, Priority: 100, KillTimeout: time.Minute, LevelAttribute: "${meta.leaf}", LevelValues: []string{"l2", "l1"},
+var pin = Pin{Attempt: 3, Priority: 100, KillTimeout: time.Minute, Levels: []LevelPin{{"${meta.spine}", []string{"s1"}}, {"${meta.leaf}", []string{"l2", "l1"}}},
 	Groups: map[string]GroupPin{"rank": {Nodes: []string{"b", "a"}, PerNode: 2, Cards: []CardPin{{Task: "train", Place: 0, IDs: []string{"GPU-2", "GPU-1"}}}}}}
 
 func TestHeldAndPinned(t *testing.T) {
@@ -49,7 +49,7 @@ func TestHeldAndPinned(t *testing.T) {
 	must.Eq(t, 3, pinned.Mark())
 	must.True(t, pinned.IsGang())
 	must.Eq(t, 100, pinned.Priority)
-	must.Eq(t, []Constraint{{contract.HoldAttribute, "attempt-3", "!="}, {"${meta.leaf}", "l1,l2", "set_contains_any"}}, pinned.Constraints)
+	must.Eq(t, []Constraint{{contract.HoldAttribute, "attempt-3", "!="}, {"${meta.spine}", "s1", "set_contains_any"}, {"${meta.leaf}", "l1,l2", "set_contains_any"}}, pinned.Constraints)
 	must.Eq(t, []Constraint{{"${node.unique.id}", "a,b", "set_contains_any"}, {"${node.unique.id}", "2", "distinct_property"}}, pinned.TaskGroups[0].Constraints)
 	must.Eq(t, []Constraint{{"${device.ids}", "GPU-1,GPU-2", "set_contains_any"}}, pinned.TaskGroups[0].Tasks[0].Resources.Devices[0].Constraints)
 	must.Eq(t, time.Minute, pinned.TaskGroups[0].Tasks[0].KillTimeout)

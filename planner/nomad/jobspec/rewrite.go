@@ -26,12 +26,16 @@ type Pin struct {
 	Priority int
 	// KillTimeout is the least time that a task gets to end; 0: the user's.
 	KillTimeout time.Duration
-	// LevelAttribute and LevelValues narrow the whole job to the domains in use
-	// of one topology level; Nomad skips the classes of all other nodes. Empty:
-	// no level.
-	LevelAttribute string
-	LevelValues    []string
-	Groups         map[string]GroupPin
+	// Levels narrow the whole job to the domains in use, the outermost topology
+	// level first; Nomad skips the classes of all other nodes.
+	Levels []LevelPin
+	Groups map[string]GroupPin
+}
+
+// LevelPin is the domains in use of one topology level.
+type LevelPin struct {
+	Attribute string // of nodes
+	Values    []string
 }
 
 // GroupPin pins one task group.
@@ -96,8 +100,8 @@ func (j *Job) Pinned(p Pin) (json.RawMessage, error) {
 	t := j.bare()
 	cs := without(list(t["Constraints"]), func(c Constraint) bool { return isHold(c) || isMark(c) })
 	cs = append(cs, constraint(contract.HoldAttribute, "!=", markPrefix+strconv.Itoa(p.Attempt)))
-	if p.LevelAttribute != "" {
-		cs = append(cs, constraint(p.LevelAttribute, "set_contains_any", joined(p.LevelValues)))
+	for _, l := range p.Levels {
+		cs = append(cs, constraint(l.Attribute, "set_contains_any", joined(l.Values)))
 	}
 	t["Constraints"] = cs
 	t["AllAtOnce"] = true
