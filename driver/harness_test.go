@@ -78,7 +78,7 @@ func allreduceRank(t *testing.T) string {
 
 // trial is a gang played by hand: a plugin, members, and the planner's side.
 type trial struct {
-	t       *testing.T
+	t       testing.TB
 	ctx     context.Context
 	plugin  *Plugin
 	planner *rendezvoustest.Planner
@@ -110,7 +110,7 @@ func newPlugin(t testing.TB, config map[string]any) *Plugin {
 }
 
 // newTrial makes a gang of members with a task config each on Consul.
-func newTrial(t *testing.T, members int, config map[string]any, change ...func(*driver.TaskConfig)) *trial {
+func newTrial(t testing.TB, members int, config map[string]any, change ...func(*driver.TaskConfig)) *trial {
 	agent := rendezvoustest.Shared(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
