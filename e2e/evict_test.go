@@ -317,3 +317,97 @@ func (l *lab) awaitEvent(ctx context.Context, t *testing.T, alloc, begins string
 		return nil
 	})
 }
+
+// A service of a queue is admitted whole where there is room for all of its
+// replicas, which its right makes; Nomad replaces a replica that dies, and a stop
+// frees its cards.
+func TestServiceIsAdmittedWhole(t *testing.T) {
+	ctx, l := queues(t)
+	lab := folder(t)
+	touch(t, lab, "saves", "")
+	touch(t, lab, "linger", "")
+	l.submit(ctx, t, gangJob{name: "training", queue: "lab", members: 4, cards: 4, config: shellRanks(t, lab, 1)}.hcl())
+	awaitStarted(ctx, t, lab, 1, 4)
+	hcl := `job "inference" {
+  type = "service"
+  constraint {
+    attribute = "${meta.muster}"
+    value     = "admits-this-job"
+  }
+  meta { muster_queue = "prod" }
+  update {
+    max_parallel     = 1
+    min_healthy_time = "1s"
+    auto_revert      = true
+  }
+  group "replica" {
+    count = 2
+    restart {
+      attempts = 0
+      mode     = "fail"
+    }
+    reschedule {
+      delay          = "5s"
+      delay_function = "constant"
+      unlimited      = true
+    }
+    task "serve" {
+      driver = "raw_exec"
+      config {
+        command = "/bin/sleep"
+        args    = ["3600"]
+      }
+      resources {
+        cpu    = 200
+        memory = 128
+        device "nvidia/gpu" { count = 4 }
+      }
+    }
+  }
+}
+`
+	l.submit(ctx, t, hcl)
+	l.awaitAsked(ctx, t, "training")
+	must.StrContains(t, l.why(ctx, t, "training"), "default/inference of queue prod takes back its guarantee")
+	must.StrContains(t, l.why(ctx, t, "inference"), "default/training")
+	must.SliceEmpty(t, l.allocations(ctx, t, "inference"), must.Sprint("no part of it is placed before there is room"))
+	must.NoError(t, os.Remove(filepath.Join(lab, "linger")))
+
+	serving := func(g *view.Gang) bool { return g.Stage == contract.StageStarted && g.Running == 2 }
+	l.await(ctx, t, "inference", "its replicas", serving)
+	list, err := l.Muster(ctx, "queue")
+	must.NoError(t, err)
+	must.StrContains(t, list.Stdout, "inference")
+	job, _, err := l.nomad.Jobs().Info("inference", (&api.QueryOptions{}).WithContext(ctx))
+	must.NoError(t, err)
+	must.False(t, *job.Update.AutoRevert)
+	must.SliceEmpty(t, job.TaskGroups[0].Constraints)
+
+	// One dies once it was healthy: Nomad sees to it, within the room that the
+	// service has.
+	poll(ctx, t, "wait for the end of its rollout", func() error {
+		d, _, err := l.nomad.Jobs().LatestDeployment("inference", (&api.QueryOptions{}).WithContext(ctx))
+		if err == nil && (d == nil || d.Status != api.DeploymentStatusSuccessful) {
+			err = fmt.Errorf("its deployment is %+v", d)
+		}
+		return err
+	})
+	victim := alive(l.allocations(ctx, t, "inference"))[0]
+	l.killTask(t, victim.ID)
+	l.awaitAllocations(ctx, t, "inference", "a replacement", func(list []*api.AllocationListStub) bool {
+		up := 0
+		for _, a := range list {
+			if a.ClientStatus == api.AllocClientStatusRunning && a.ID != victim.ID {
+				up++
+			}
+		}
+		return up == 2
+	})
+	must.Eq(t, 1, l.await(ctx, t, "inference", "its replicas", serving).Attempt)
+
+	l.stop(ctx, t, "inference")
+	l.await(ctx, t, "inference", "its end", stage(contract.StageCancelled))
+	awaitStarted(ctx, t, lab, 2, 4)
+	touch(t, lab, "end", "")
+	must.Eq(t, 2, l.awaitStage(ctx, t, "training", contract.StageComplete).Attempt)
+}
