@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -328,17 +329,27 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 			return lifecycle.GiveUp{Seen: v, Reason: fail.Reason}
 		})
 	}
-	for _, resize := range plan.Resizes {
-		a.notCarried(resize.Gang, "a running gang's size cannot be changed yet: "+resize.Why)
-	}
+	a.tellNotCarried(plan)
 	a.describe(ctx, now, run)
 	a.hold(now)
 }
 
-// notCarried marks a decision that this service cannot carry out.
-func (a *Agent) notCarried(id core.GangID, text string) {
-	if e := a.state.gangs[gangKey(id)]; e != nil {
-		e.verdict.Reason = core.ReasonNotCarried
-		e.verdict.Sentence = text
+// tellNotCarried marks what this service cannot carry out: nothing is kept for
+// it, and who is concerned is told.
+func (a *Agent) tellNotCarried(plan *core.Plan) {
+	for _, id := range plan.Splits {
+		if e := a.state.gangs[gangKey(id)]; e != nil {
+			e.verdict.Reason = core.ReasonNotCarried
+			e.verdict.Sentence = "not carried out: a gang cannot be split into single members yet; it goes on waiting as one (" + e.verdict.Sentence + ")"
+		}
+	}
+	for _, e := range a.state.gangs {
+		if e.gang.Saved.Phase != lifecycle.Released || !e.gang.Elastic() {
+			continue
+		}
+		have, most := len(e.gang.Saved.Places), e.gang.User.Members()
+		e.verdict.Blockers = []core.Blocker{{Reason: core.ReasonNotCarried, Missing: most - have,
+			Text:   fmt.Sprintf("not carried out: growing and shrinking while it runs; it stays at the %d of %d members that it started with", have, most),
+			Remedy: "nothing to do: its next attempt starts with as many as fit then"}}
 	}
 }

@@ -21,7 +21,7 @@ import (
 // way.
 func (g *Gang) start(e Start) []Effect {
 	v := e.Seen
-	if _, ready := g.Ready(v); !ready || g.hold.After(v.Now) || len(g.Faults) > 0 || len(e.Plan.Members) != g.User.Members() {
+	if _, ready := g.Ready(v); !ready || g.hold.After(v.Now) || len(g.Faults) > 0 || !g.mayStartWith(len(e.Plan.Members)) {
 		return nil
 	}
 	next := g.Saved
@@ -55,6 +55,17 @@ func (g *Gang) start(e Start) []Effect {
 	}
 }
 
+// mayStartWith tells whether so many members are the gang, or enough of it.
+func (g *Gang) mayStartWith(members int) bool {
+	all := g.User.Members()
+	return members == all || g.Elastic() && members >= g.Meta.Min && members < all
+}
+
+// Elastic tells whether the gang runs with fewer members than it asks for.
+func (g *Gang) Elastic() bool {
+	return g.User != nil && g.Meta.Min > 0 && g.Meta.Min < g.User.Members() && len(g.User.TaskGroups) == 1 && !g.Service()
+}
+
 // pin turns a plan into the attempt's pins.
 func (g *Gang) pin(plan core.Start, attempt int, v Seen) ([]Place, *jobspec.Pin) {
 	members := slices.Clone(plan.Members)
@@ -76,7 +87,11 @@ func (g *Gang) pin(plan core.Start, attempt int, v Seen) ([]Place, *jobspec.Pin)
 	for i := range g.groups {
 		group := &g.groups[i]
 		if of := byGroup[group.Name]; len(of) > 0 {
-			pin.Groups[group.Name] = pinGroup(group, of, v, len(members) <= cardListMost)
+			pinned := pinGroup(group, of, v, len(members) <= cardListMost)
+			if len(of) != group.Count {
+				pinned.Count = len(of)
+			}
+			pin.Groups[group.Name] = pinned
 		}
 	}
 	return places, pin

@@ -334,8 +334,8 @@ func (g *Gang) changed(v Seen, job *jobspec.Job) []Effect {
 		// Scaled, reverted or started again: what the planner wrote is in it, so
 		// only its counts are the user's.
 		raw, _, ok := g.User.Rescaled(job)
-		if !ok {
-			raw = g.User.Raw()
+		if !ok || g.pinned != nil && sameCounts(job, g.pinned) {
+			raw = g.User.Raw() // the counts are the planner's
 		}
 		var err error
 		if user, err = jobspec.Parse(raw); err != nil {
@@ -362,6 +362,10 @@ func (g *Gang) changed(v Seen, job *jobspec.Job) []Effect {
 	}
 	g.update = user
 	return []Effect{Save{next}}
+}
+
+func sameCounts(a, b *jobspec.Job) bool {
+	return slices.EqualFunc(a.TaskGroups, b.TaskGroups, func(x, y jobspec.Group) bool { return x.Name == y.Name && x.Count == y.Count })
 }
 
 // submit makes a version the one that the user submitted. One that keeps its

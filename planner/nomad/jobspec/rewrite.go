@@ -41,6 +41,9 @@ type LevelPin struct {
 // GroupPin pins one task group.
 type GroupPin struct {
 	Nodes []string // ids
+	// Count is how many members the group starts with; 0: as many as it says. An
+	// elastic gang may start with fewer.
+	Count int
 	// PerNode is how many members each node takes: 1 is distinct_hosts, more a
 	// distinct_property of the node id; 0 leaves it to the cards.
 	PerNode int
@@ -150,6 +153,10 @@ func noRevert(of map[string]any) {
 }
 
 func pinGroup(group map[string]any, pin GroupPin, kill time.Duration) error {
+	if pin.Count > 0 {
+		group["Count"] = pin.Count
+		delete(group, "Scaling") // its least count may exclude this one
+	}
 	cs := append(list(group["Constraints"]), constraint("${node.unique.id}", "set_contains_any", joined(pin.Nodes)))
 	switch {
 	case pin.PerNode == 1:
