@@ -32,7 +32,7 @@ func parseVersion(text string, strict bool) (version, bool) {
 	if m == nil {
 		return version{}, false
 	}
-	v := version{pre: strings.TrimPrefix(m[2], "-")}
+	v := version{pre: m[2]}
 	for _, s := range strings.Split(m[1], ".") {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err != nil {
@@ -114,6 +114,8 @@ func (v version) compare(o version) int {
 		}
 	}
 	switch {
+	case len(v.segments) != len(o.segments): // Nomad's library looks no further then
+		return 0
 	case v.pre == o.pre:
 		return 0
 	case v.pre == "":
