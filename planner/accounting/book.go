@@ -399,9 +399,13 @@ func (b *book) unbooked(from, to int64) []Row {
 // steady tells whether the machine's clock can be believed: it has not stepped
 // for a while.
 type steady struct {
-	base  time.Time // with its monotonic reading
-	since time.Time // when it last stepped
-	steps int
+	anchor time.Time // with its monotonic reading
+	// base is a wall time, and the monotonic one since the anchor that it belongs
+	// to; stepped is when the one last parted from the other.
+	base    time.Time
+	passed  time.Duration
+	stepped time.Duration
+	steps   int
 }
 
 const (
@@ -410,15 +414,18 @@ const (
 )
 
 func (s *steady) trusted(now time.Time) bool {
-	if s.base.IsZero() {
-		s.base = now
-		return true
+	if s.anchor.IsZero() {
+		s.anchor, s.base = now, now.Round(0)
 	}
-	passed := now.Sub(s.base) // monotonic, where both have it
-	wall := now.Round(0).Sub(s.base.Round(0))
-	if d := wall - passed; d > stepLeast || d < -stepLeast {
+	return s.judge(now.Round(0), now.Sub(s.anchor))
+}
+
+// judge compares the wall clock with the time that has passed since the anchor.
+func (s *steady) judge(wall time.Time, passed time.Duration) bool {
+	if off := wall.Sub(s.base) - (passed - s.passed); off > stepLeast || off < -stepLeast {
 		s.steps++
-		s.base, s.since = now, now
+		s.stepped = passed
 	}
-	return s.since.IsZero() || now.Sub(s.since) >= stepRest
+	s.base, s.passed = wall, passed
+	return s.steps == 0 || passed-s.stepped >= stepRest
 }

@@ -33,6 +33,7 @@ type Options struct {
 	Before func() error
 
 	unsynced bool // tests that stop no machine need not wait for its disk
+	pages    int  // the most pages of the file, for tests of a full disk; 0: any
 }
 
 // Ledger is the books. Its methods may be called from any goroutine, and those
@@ -45,6 +46,7 @@ type Ledger struct {
 	linger    time.Duration
 	before    func() error
 	sync      string
+	pages     string
 	lock      *os.File
 	db        *sql.DB // the writer's
 	readers   *sql.DB
@@ -74,13 +76,17 @@ type Health struct {
 	Dropped int64     // that found no room to wait
 	Refused int64     // that the ledger would not take
 	Steps   int       // of the machine's clock
-	// Resync: records were dropped; everything is to be told again.
+	// Resync: records were dropped, and there is room again: Renew, and then
+	// everything is to be told again.
 	Resync bool
 }
 
 // Open opens or begins a ledger.
 func Open(ctx context.Context, o Options) (*Ledger, error) {
 	l := &Ledger{path: o.Path, log: o.Log, bound: o.Bound, linger: o.Linger, before: o.Before, done: make(chan struct{}), wake: make(chan struct{}, 1), flushed: make(chan struct{}), tallies: map[string]int64{}}
+	if l.pages = "1073741823"; o.pages > 0 {
+		l.pages = fmt.Sprint(o.pages)
+	}
 	if l.sync = "FULL"; o.unsynced {
 		l.sync = "OFF"
 	}
@@ -134,7 +140,7 @@ func (l *Ledger) open(ctx context.Context) error {
 	if l.lock, err = lockFile(l.path + ".lock"); err != nil {
 		return fmt.Errorf("open ledger %s: %w: another planner writes it; each planner needs a data_dir of its own", l.path, err)
 	}
-	if l.db, err = sql.Open("sqlite", dsn(l.path, "rwc", "&_pragma=journal_mode(WAL)&_pragma=synchronous("+l.sync+")&_pragma=wal_autocheckpoint(4000)")); err != nil {
+	if l.db, err = sql.Open("sqlite", dsn(l.path, "rwc", "&_pragma=journal_mode(WAL)&_pragma=synchronous("+l.sync+")&_pragma=max_page_count("+l.pages+")&_pragma=wal_autocheckpoint(4000)")); err != nil {
 		return fmt.Errorf("open ledger %s: %w", l.path, err)
 	}
 	l.db.SetMaxOpenConns(1)
@@ -305,7 +311,7 @@ func (l *Ledger) Flush(ctx context.Context) error {
 	l.mu.Unlock()
 	for {
 		l.mu.Lock()
-		done, next, err := l.written >= want, l.flushed, l.health.Err
+		done, next := l.written >= want, l.flushed
 		l.mu.Unlock()
 		if done {
 			return nil
@@ -313,12 +319,12 @@ func (l *Ledger) Flush(ctx context.Context) error {
 		select {
 		case <-next:
 		case <-ctx.Done():
-			return fmt.Errorf("write ledger %s: %w", l.path, errors.Join(context.Cause(ctx), err))
+			return fmt.Errorf("write ledger %s: %w", l.path, errors.Join(context.Cause(ctx), l.Health().Err))
 		}
 	}
 }
 
-// Health tells how the ledger is. Resync is told once.
+// Health tells how the ledger is.
 func (l *Ledger) Health() Health {
 	l.book.mu.Lock()
 	steps := l.book.clock.steps
@@ -327,9 +333,7 @@ func (l *Ledger) Health() Health {
 	defer l.mu.Unlock()
 	h := l.health
 	h.Waiting, h.Steps = int(l.taken-l.written), steps
-	if l.overflow && h.OK && h.Waiting < l.bound/2 {
-		h.Resync, l.overflow = true, false
-	}
+	h.Resync = l.overflow && h.OK && h.Waiting < l.bound/2
 	return h
 }
 
@@ -339,6 +343,9 @@ func (l *Ledger) Renew(ctx context.Context) error {
 	if err := l.Flush(ctx); err != nil {
 		return err
 	}
+	l.mu.Lock()
+	l.overflow = false
+	l.mu.Unlock()
 	fresh := newBook(l.put)
 	l.book.mu.Lock()
 	defer l.book.mu.Unlock()
