@@ -244,7 +244,7 @@ func (l *Ledger) shut() {
 		_ = l.db.Close()
 	}
 	if l.lock != nil {
-		_ = l.lock.Close()
+		unlockFile(l.lock)
 	}
 	if l.temporary != "" {
 		_ = os.RemoveAll(l.temporary)

@@ -8,3 +8,5 @@ import "os"
 func lockFile(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 }
+
+func unlockFile(f *os.File) { _ = f.Close() }

@@ -199,8 +199,8 @@ func (a *Agent) CheckLedger(ctx context.Context) (view.LedgerCheck, error) {
 	var sights []sight
 	a.mu.RLock()
 	for _, e := range a.state.byName() {
-		if e.gang.User != nil {
-			sights = append(sights, a.state.sight(e))
+		if v, ok := a.state.sight(e); ok {
+			sights = append(sights, v)
 		}
 	}
 	a.mu.RUnlock()

@@ -227,8 +227,8 @@ func (a *Agent) forget(e *entry) {
 	if e.watch != nil {
 		e.watch()
 	}
-	if e.gang.User != nil {
-		a.meter.depart(a.state.sight(e).gang)
+	if v, ok := a.state.sight(e); ok {
+		a.meter.depart(v.gang)
 	}
 	delete(a.state.gangs, e.key)
 	a.state.ordered = nil

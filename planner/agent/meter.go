@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -250,8 +251,10 @@ func (a *Agent) look(l *accounting.Ledger, now time.Time) (all, ok bool) {
 	}
 	sights := make([]sight, 0, len(marked))
 	for key := range marked {
-		if e := s.gangs[key]; e != nil && e.gang.User != nil {
-			sights = append(sights, s.sight(e))
+		if e := s.gangs[key]; e != nil {
+			if v, ok := s.sight(e); ok {
+				sights = append(sights, v)
+			}
 		}
 	}
 	a.mu.RUnlock()
@@ -284,12 +287,43 @@ type sight struct {
 	cards map[string]map[string][]string
 }
 
-// sight of a gang whose user's version is known.
-func (s *state) sight(e *entry) sight {
+// account is what a gang's usage is booked on.
+type account struct {
+	queue, user    string
+	members, cards int
+}
+
+// account of a gang; false: it is not known yet. The user's version of one that
+// was over when the planner started is not read any more: the job as it stands
+// tells the same.
+func (s *state) account(e *entry) (account, bool) {
+	g := e.gang
+	if g.User != nil {
+		return account{g.QueueName(), g.UserName(), g.User.Members(), s.gangCards(e)}, true
+	}
+	j := s.jobs[e.key]
+	if g.Saved.Phase != lifecycle.Over || j == nil || j.Gang == nil {
+		return account{}, false
+	}
+	asked := lifecycle.Hypothetical(j.Gang, s.set, time.Time{})
+	a := account{queue: string(asked.Queue), user: cmp.Or(g.Saved.User, asked.User)}
+	for i := range asked.Groups {
+		a.members += asked.Groups[i].Count
+		a.cards += s.groupCards(&asked.Groups[i])
+	}
+	return a, true
+}
+
+// sight of a gang; false: what it is booked on is not known yet.
+func (s *state) sight(e *entry) (sight, bool) {
 	g, saved := e.gang, &e.gang.Saved
+	account, ok := s.account(e)
+	if !ok {
+		return sight{}, false
+	}
 	out := sight{gang: accounting.Gang{Name: e.key.String(), Whole: true}, cards: map[string]map[string][]string{}}
 	add := func(a accounting.Attempt) {
-		a.Gang, a.Queue, a.User, a.Members, a.Cards, a.Submitted = e.key.String(), g.QueueName(), g.UserName(), g.User.Members(), s.gangCards(e), saved.Submitted
+		a.Gang, a.Queue, a.User, a.Members, a.Cards, a.Submitted = e.key.String(), account.queue, account.user, account.members, account.cards, saved.Submitted
 		for _, st := range a.Stages {
 			switch st.Stage {
 			case contract.StageQueued:
@@ -316,7 +350,7 @@ func (s *state) sight(e *entry) sight {
 		add(a)
 	}
 	if end := saved.End; end != nil {
-		out.gang.End = &accounting.GangEnd{At: end.At, Submitted: saved.Submitted, Stage: end.Stage, Queue: g.QueueName(), User: g.UserName(), Cards: s.gangCards(e), Attempts: saved.Attempt}
+		out.gang.End = &accounting.GangEnd{At: end.At, Submitted: saved.Submitted, Stage: end.Stage, Queue: account.queue, User: account.user, Cards: account.cards, Attempts: saved.Attempt}
 	}
 	for _, alloc := range s.byJob[e.key] {
 		owner := -1
@@ -333,7 +367,7 @@ func (s *state) sight(e *entry) sight {
 		out.gang.Attempts[owner].Allocs = append(out.gang.Attempts[owner].Allocs, booked)
 		out.cards[alloc.ID] = cards
 	}
-	return out
+	return out, true
 }
 
 func bookedStages(stages []lifecycle.Stage) []accounting.Stage {

@@ -202,11 +202,18 @@ func (s *state) isCard(deviceType string) bool { return slices.Contains(s.set.Ca
 // gangCards counts the cards that a gang asks for.
 func (s *state) gangCards(e *entry) int {
 	n := 0
-	for _, group := range e.gang.Groups() {
-		for _, d := range group.Devices {
-			if s.isCard(d.Type) {
-				n += d.Count * group.Count
-			}
+	groups := e.gang.Groups()
+	for i := range groups {
+		n += s.groupCards(&groups[i])
+	}
+	return n
+}
+
+// groupCards counts the cards of all members of a group.
+func (s *state) groupCards(group *core.Group) (n int) {
+	for i := range group.Devices {
+		if d := &group.Devices[i]; s.isCard(d.Type) {
+			n += d.Count * group.Count
 		}
 	}
 	return n
