@@ -48,6 +48,9 @@ func TestPreemptedInTheMiddleOfASave(t *testing.T) {
 	needTorch(t)
 	for _, how := range []string{"asked", "killed"} {
 		t.Run(how, func(t *testing.T) {
+			if how == "killed" {
+				long(t, "the other way to be interrupted is tested")
+			}
 			t.Parallel()
 			checkpoints := t.TempDir()
 			gang := func(args ...any) *trial {

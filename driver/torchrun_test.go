@@ -30,6 +30,15 @@ func needTorch(t *testing.T) {
 	}
 }
 
+// long skips what the same suite tests in another way, unless MUSTER_TEST_LONG
+// is set.
+func long(t *testing.T, instead string) {
+	t.Helper()
+	if os.Getenv("MUSTER_TEST_LONG") == "" {
+		t.Skip("only with MUSTER_TEST_LONG=1: ", instead)
+	}
+}
+
 // withScript puts a script into the task's local folder.
 func withScript(t *testing.T, name, text string) func(*driver.TaskConfig) {
 	return func(cfg *driver.TaskConfig) {
@@ -187,6 +196,9 @@ time.sleep(300)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "stopped" || name == "destroyed" {
+				long(t, "the soak does the same without torchrun")
+			}
 			t.Parallel()
 			tr := newTrial(t, 1, map[string]any{"script": "local/stay.py", "nproc_per_node": 2}, withScript(t, "stay.py", script))
 			tr.run()
@@ -243,6 +255,9 @@ func TestPeersOfADeadLauncherStop(t *testing.T) {
 // IPv6: the store at ::1.
 func TestTorchrunOverIPv6(t *testing.T) {
 	needTorch(t)
+	if os.Getuid() == 0 {
+		long(t, "as root TestGangOverIPv6OnOneOfSeveralInterfaces does it between hosts")
+	}
 	if l, err := net.Listen("tcp6", "[::1]:0"); err != nil {
 		t.Skip("no IPv6 here: ", err)
 	} else {
