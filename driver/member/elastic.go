@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nomad-muster/muster/internal/contract"
 )
 
@@ -20,8 +22,8 @@ import (
 //     they are ended at once, and the host publishes an endpoint for the rest. No
 //     planner is needed for that. When fewer than the record's min are left, or
 //     the host itself is gone, all end.
-//   - Ranks that fail with an exception may have lost a peer: the failure counts
-//     as the member's own only when no peer turns out to be gone within
+//   - Ranks that fail with an exception, or are ended by a torchrun that lost the
+//     store, may have lost a peer: the failure counts as the member's own only when no peer turns out to be gone within
 //     Timing.Falter. The first to fail is the first to end, and the others then
 //     hear of it.
 //
@@ -235,17 +237,18 @@ func (m *Member) elasticTimer(now time.Time, todo *actions) {
 	}
 }
 
-// falters says that an elastic member failed in a way that the loss of a peer
-// would explain. Without a rank it is the launcher that failed.
-func (m *Member) falters(r *rank) bool {
+// falters says that a rank of an elastic member, or the launcher, failed in a
+// way that the loss of a peer would explain.
+func (m *Member) falters(launcher bool) bool {
 	if m.stage != Running || !m.setup.Config.Elastic || m.elastic.anew != nil || len(m.elastic.members) < 2 || m.allZero() {
 		return false
 	}
-	if r == nil {
-		_, r = m.firstFailure()
-		return r == nil || r.code == 1
+	_, first := m.firstFailure()
+	if first == nil {
+		return launcher
 	}
-	return r.failed() && r.code == 1
+	// An exception, or SIGTERM: torchrun ends its ranks when it loses the store.
+	return first.code == 1 || first.signal == int(unix.SIGTERM)
 }
 
 // falter waits for the news that a peer is gone.

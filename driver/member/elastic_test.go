@@ -168,6 +168,16 @@ func TestElasticFailureWaitsForNewsOfPeers(t *testing.T) {
 	x := w.over(contract.OutcomeFailed, 1)
 	must.Eq(t, 2, x.Rank)
 
+	// torchrun lost the store, and ended its ranks before the news came.
+	w = newElasticWorld(t, 1)
+	w.runs()
+	w.rankEnds(2, 0, 15)
+	w.rankEnds(3, 0, 15)
+	w.launcherEnds(1, 0)
+	w.loses(0, contract.OutcomeLost)
+	w.wait(DefaultTiming.PeerWait)
+	w.over(contract.OutcomePeer, contract.CodePeer)
+
 	// A code of its own is its own.
 	w = newElasticWorld(t, 1)
 	w.runs()

@@ -445,7 +445,7 @@ func (m *Member) rankEnded(now time.Time, e RankEnded, todo *actions) {
 	} else {
 		todo.add(LetGo{Rank: e.Rank})
 	}
-	if m.falters(r) {
+	if m.falters(false) {
 		m.falter(now, todo)
 	} else if m.stage == Running && m.elastic.anew == nil && r.failed() && m.restarts >= m.setup.Config.MaxRestarts && m.killAt.IsZero() {
 		// torchrun ends the other ranks itself, but waits 30 s for them.
@@ -535,7 +535,7 @@ func (m *Member) launcherEnded(now time.Time, e LauncherEnded, todo *actions) {
 	if m.stage == Running && failed && e.PortBusy && m.moveStore(todo) {
 		return
 	}
-	if m.stage == Running && m.elastic.anew == nil && failed && e.Err == nil && m.falters(nil) {
+	if m.stage == Running && m.elastic.anew == nil && failed && e.Err == nil && m.falters(true) {
 		m.falter(now, todo)
 	}
 	if m.stage == Running && m.elastic.anew != nil && e.Err == nil {
