@@ -84,7 +84,7 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 		o.done.Registered = r.JobModifyIndex
 		return err
 	case lifecycle.Deregister:
-		r, err := a.client.Deregister(ctx, key.Namespace, key.Job, false)
+		r, err := a.client.Deregister(ctx, key.Namespace, key.Job, e.Purge)
 		o.done.Registered = r.JobModifyIndex
 		if nomad.NotFound(err) {
 			return nil

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -171,16 +172,43 @@ func (a *Agent) Plan(_ context.Context, _ httpapi.Caller, raw json.RawMessage) (
 	return out, nil
 }
 
-// Stop implements httpapi.Stopper: the job is stopped in Nomad, and the gang
-// follows.
+// wish is a user's that a gang ends, until it is saved with the gang.
+type wish struct {
+	why   string
+	purge bool
+	grace time.Duration
+	given bool // to the gang
+	done  []chan error
+}
+
+// answer tells those who wished for the gang's end what came of it.
+func (e *entry) answer(err error) {
+	for _, c := range e.wish.done {
+		c <- err
+	}
+	e.wish = nil
+}
+
+// wishWait is how long a wish may take to be saved.
+const wishWait = 20 * time.Second
+
+// Stop implements httpapi.Stopper. A gang whose ranks run is asked to save and
+// leave, and its job is stopped afterwards; of any other the job is stopped in
+// Nomad, and the gang follows.
 func (a *Agent) Stop(ctx context.Context, by httpapi.Caller, namespace, job string, how view.StopRequest) (view.Stopped, error) {
 	key := picture.Key{Namespace: namespace, Job: job}
 	a.mu.RLock()
 	e := a.state.gangs[key]
 	var stage string
+	var asks bool
+	var raw json.RawMessage
 	if e != nil {
 		now, _, _ := e.stageNow()
 		stage = string(now)
+		asks = !how.Now && e.gang.Saved.Phase == lifecycle.Released && !e.gang.Service()
+		if e.gang.User != nil {
+			raw = e.gang.User.Raw()
+		}
 	}
 	a.mu.RUnlock()
 	if e == nil {
@@ -191,8 +219,17 @@ func (a *Agent) Stop(ctx context.Context, by httpapi.Caller, namespace, job stri
 		return view.Stopped{}, err
 	}
 	index := a.feed.Index()
-	if _, err := c.Deregister(ctx, namespace, job, how.Purge); err != nil {
-		return view.Stopped{}, apiError("stop job", key.String(), err)
+	if asks {
+		taken, err := a.ask(ctx, c, by, key, raw, how)
+		if err != nil {
+			return view.Stopped{}, err
+		}
+		asks = taken
+	}
+	if !asks {
+		if _, err := c.Deregister(ctx, namespace, job, how.Purge); err != nil {
+			return view.Stopped{}, apiError("stop job", key.String(), err)
+		}
 	}
 	a.inbox.do(func(s *state) {
 		if e := s.gangs[key]; e != nil {
@@ -200,6 +237,53 @@ func (a *Agent) Stop(ctx context.Context, by httpapi.Caller, namespace, job stri
 		}
 	})
 	return view.Stopped{ID: key.String(), Stage: stage, Index: index}, nil
+}
+
+// ask has the gang's members asked to save and leave. It returns once that is
+// saved. False: a Nomad token was given that may not write the job, so that
+// Nomad has to say what it may.
+func (a *Agent) ask(ctx context.Context, c *nomad.Client, by httpapi.Caller, key picture.Key, raw json.RawMessage, how view.StopRequest) (bool, error) {
+	if by.NomadToken != "" {
+		// A registration that enforces an index which no job has changes nothing, and
+		// is refused for that reason only to those who may register the job.
+		_, err := c.Register(ctx, key.Namespace, key.Job, nomad.Registration{Job: raw, EnforceIndex: math.MaxInt64})
+		if !errors.Is(err, nomad.ErrConflict) {
+			return false, nil
+		}
+	}
+	w := wish{why: "stopped", purge: how.Purge, grace: how.Grace}
+	if by.Name != "" {
+		w.why += " by " + by.Name
+	}
+	if how.Reason != "" {
+		w.why += ": " + how.Reason
+	}
+	done := make(chan error, 1)
+	a.inbox.do(func(s *state) {
+		e := s.gangs[key]
+		switch {
+		case e == nil:
+			done <- nil // it is gone
+			return
+		case e.wish == nil:
+			e.wish = &w
+		}
+		e.wish.done, e.dirty = append(e.wish.done, done), true
+	})
+	timer := time.NewTimer(wishWait)
+	defer timer.Stop()
+	var err error
+	select {
+	case err = <-done:
+	case <-timer.C:
+		err = fmt.Errorf("the planner could not take it down within %s", wishWait)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return true, &view.Error{Code: view.CodeUnavailable, Operation: "stop gang", Object: key.String(), Cause: err.Error(), Hint: "-now stops the job in Nomad without asking the ranks"}
+	}
+	return true, nil
 }
 
 // apiError is a failed call to Nomad in the API's words.

@@ -105,6 +105,13 @@ func (a *Agent) took(e *entry, o outcome) {
 	} else {
 		e.gang.Step(o.done)
 	}
+	if e.wish != nil && e.wish.given {
+		err := o.done.Err
+		if e.gang.Saved.Cancel != nil {
+			err = nil // it is saved; what else failed is tried again
+		}
+		e.answer(err)
+	}
 	starting := e.starting != nil
 	e.busy, e.dirty, e.starting, e.leavers = false, true, nil, nil
 	if o.done.Err != nil {
@@ -142,7 +149,16 @@ func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []life
 				e.gang.Admit()
 			}
 		}
-		effects := e.gang.Step(seen)
+		var effects []lifecycle.Effect
+		if w := e.wish; w != nil && !w.given {
+			w.given = true
+			effects = e.gang.Step(lifecycle.Cancel{Seen: seen, Why: w.why, Purge: w.purge, Grace: w.grace})
+			if len(effects) == 0 {
+				e.answer(nil)
+			}
+		} else {
+			effects = e.gang.Step(seen)
+		}
 		if e.gang.Saved.Phase != phase {
 			s.decideSoon = true
 		}

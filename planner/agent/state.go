@@ -89,6 +89,7 @@ type entry struct {
 	leaving []lifecycle.Leaving
 	departs bool   // it is leaving, or is to
 	askTold string // the ask that was last told of
+	wish    *wish  // of a user, that it ends
 	// starting is the plan whose reservation is on its way, and leavers those who
 	// hold its places.
 	starting *core.Start

@@ -260,7 +260,7 @@ func (w *screen) plan(p view.Plan) {
 func jobStop() Command {
 	var detach, purge, now bool
 	var reason string
-	var timeout time.Duration
+	var timeout, grace time.Duration
 	return Command{
 		Synopsis: "Stop gangs, waiting or running",
 		Usage:    "job stop [options] <job>...",
@@ -271,15 +271,22 @@ func jobStop() Command {
 			f.BoolVar(&detach, "detach", false, "Do not wait until the gangs are over.")
 			f.BoolVar(&purge, "purge", false, "Remove the jobs from Nomad as well.")
 			f.BoolVar(&now, "now", false, "Do not ask the ranks first and grant no grace.")
+			f.DurationVar(&grace, "grace", 0, "How `long` the ranks get to save and leave. Default: what the job says (muster_grace), or else its queue.")
 			f.StringVar(&reason, "reason", "", "`Text` that is recorded with it.")
 			f.DurationVar(&timeout, "timeout", 0, "Wait at most so `long` for each; the stop goes on. Default: as long as it takes.")
 		},
 		Run: func(c *Call, args []string) error {
+			switch {
+			case grace < 0:
+				return fmt.Errorf("-grace=%s: it is a length of time above 0", grace)
+			case grace > 0 && now:
+				return errors.New("-now grants no grace: leave out -grace or -now")
+			}
 			api, err := c.client()
 			if err != nil {
 				return err
 			}
-			return stopJobs(c, api, args, view.StopRequest{Purge: purge, Now: now, Reason: reason}, detach, timeout)
+			return stopJobs(c, api, args, view.StopRequest{Purge: purge, Now: now, Grace: grace, Reason: reason}, detach, timeout)
 		},
 	}
 }

@@ -120,6 +120,8 @@ type Saved struct {
 	// SaveTime and RestartTime are the last ones that were measured.
 	SaveTime    time.Duration `json:"save_time,omitempty"`
 	RestartTime time.Duration `json:"restart_time,omitempty"`
+	// Cancel is its user's wish that it ends.
+	Cancel *Cancelled `json:"cancel,omitempty"`
 	// Stop is why the attempt is being ended, and what follows.
 	Stop *Stop `json:"stop,omitempty"`
 	// Foreign: the job was registered by somebody else in this attempt; at its
@@ -418,8 +420,8 @@ type (
 		Index   uint64
 		Version uint64
 	}
-	// Deregister stops the job.
-	Deregister struct{}
+	// Deregister stops the job, or removes it.
+	Deregister struct{ Purge bool }
 	// StopAllocs asks for the end of allocations.
 	StopAllocs struct{ IDs []string }
 	// Publish tells the members the record.
@@ -491,6 +493,14 @@ type (
 		Seen
 		Why string
 	}
+	// Cancel is a user's wish that the gang ends, and why; see cancel.go. Grace 0
+	// is the gang's own.
+	Cancel struct {
+		Seen
+		Why   string
+		Purge bool
+		Grace time.Duration
+	}
 	// GiveUp fails a gang that waits.
 	GiveUp struct {
 		Seen
@@ -518,5 +528,6 @@ func (Seen) event()     {}
 func (Start) event()    {}
 func (Evict) event()    {}
 func (Withdraw) event() {}
+func (Cancel) event()   {}
 func (GiveUp) event()   {}
 func (Done) event()     {}

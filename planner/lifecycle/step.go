@@ -53,6 +53,8 @@ func (g *Gang) Step(e Event) []Effect {
 		return g.evict(e)
 	case Withdraw:
 		return g.withdraw(e)
+	case Cancel:
+		return g.cancel(e)
 	case GiveUp:
 		return g.giveUp(e)
 	}

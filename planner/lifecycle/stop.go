@@ -15,6 +15,9 @@ import (
 func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
 	why.At = v.Now
 	told := next.Attempt > 0 && (next.Phase == Reserving || next.Phase == Released) && (g.published != "" || next.Record != nil || next.Phase == Reserving && !g.firstLook(v))
+	if why.Final == "" && next.Cancel != nil {
+		why.Final = contract.StageCancelled
+	}
 	if why.Final == "" && why.Exit != nil && !why.Site && next.Retries >= g.Meta.Retries {
 		why.Final = contract.StageFailed
 	}
@@ -97,7 +100,7 @@ func (g *Gang) stopping(v Seen) []Effect {
 	switch {
 	case v.Job == nil || v.Job.Stop:
 	case s.Stop.Final != "":
-		return []Effect{Deregister{}}
+		return []Effect{Deregister{Purge: s.Cancel != nil && s.Cancel.Purge}}
 	case !v.Job.Gang.IsHeld():
 		if g.User == nil {
 			return nil

@@ -266,6 +266,8 @@ func (g *Gang) over(v Seen) []Effect {
 		return append(g.clean(v, g.Saved.Clean), Save{next})
 	}
 	switch {
+	case g.purging(v):
+		return []Effect{Deregister{Purge: true}}
 	case v.Job == nil:
 		if len(g.live(v, 0)) > 0 {
 			return nil

@@ -128,8 +128,11 @@ type StopRequest struct {
 	// Purge removes the job from Nomad as well.
 	Purge bool `json:"purge,omitempty"`
 	// Now leaves out the ask and its grace.
-	Now    bool   `json:"now,omitempty"`
-	Reason string `json:"reason,omitempty"`
+	Now bool `json:"now,omitempty"`
+	// Grace, in nanoseconds, that the ranks get to save and leave; 0: the gang's,
+	// or its queue's.
+	Grace  time.Duration `json:"grace,omitempty"`
+	Reason string        `json:"reason,omitempty"`
 }
 
 // Stopped is the answer to a StopRequest that was taken: the gang ends soon.
