@@ -4,11 +4,16 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/hashicorp/nomad/api"
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/trial"
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
 
@@ -169,4 +174,27 @@ func TestNoRankStartsBeforeAllArePlaced(t *testing.T) {
 			must.True(t, r.at.After(up), must.Sprintf("rank %d started at %s, the task on %s at %s", r.rank, r.at, a.NodeName, up))
 		}
 	}
+}
+
+// A gang that its user stops is asked first: the ranks save, leave, and the job
+// is stopped afterwards, by the planner that is there by then.
+func TestStopAsksTheRanksFirst(t *testing.T) {
+	ctx, l := shared(t)
+	dir := folder(t)
+	touch(t, dir, "saves", "")
+	touch(t, dir, "linger", "")
+	l.submit(ctx, t, gangJob{name: "stop-asked", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
+	awaitStarted(ctx, t, dir, 1, 4)
+	r, err := l.Muster(ctx, "job", "stop", "-detach", "-grace=2m", "-reason=enough", "stop-asked")
+	must.NoError(t, err)
+	must.Eq(t, 0, r.Code, must.Sprint(r.Stdout, r.Stderr))
+	l.await(ctx, t, "stop-asked", "being asked", func(g *view.Gang) bool { return g.Reason == core.ReasonEvicted && strings.Contains(g.Sentence, "enough") })
+	job, _, err := l.nomad.Jobs().Info("stop-asked", nil)
+	must.NoError(t, err)
+	must.False(t, *job.Stop)
+	must.NoError(t, os.Remove(filepath.Join(dir, "linger")))
+	g := l.await(ctx, t, "stop-asked", "its end", stage(contract.StageCancelled))
+	must.Eq(t, contract.OutcomeCheckpointed, g.Exit.Outcome)
+	must.NoError(t, l.awaitEmpty(ctx))
+	startedOnce(t, dir, 1, 4)
 }
