@@ -196,7 +196,7 @@ func resident(b testing.TB, pid int) (rss, private float64) {
 //
 //	go test ./driver -run '^$' -bench Torchrun -benchtime 5x
 func BenchmarkTorchrun(b *testing.B) {
-	python, err := preflight.FindPython(b.Context(), runProgram, "", defaultPath)
+	python, err := preflight.FindPython(b.Context(), preflight.Place{Run: runProgram}, "", defaultPath)
 	if err != nil || python.Torch == "" {
 		b.Skip("no Python with torch: ", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nomad-muster/muster/driver/image"
+	"github.com/nomad-muster/muster/driver/isolation"
 	"github.com/nomad-muster/muster/driver/rendezvous"
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/nomadplugin/hclspec"
@@ -27,9 +29,18 @@ type Config struct {
 	HoldLimit  time.Duration // a member that nobody releases gives its cards back
 	Python     string
 	Interface  string
-	Path       string   // search path of ranks
-	Isolation  string   // contract.IsolationAuto or IsolationNone, for all tasks
+	Path       string // search path of ranks
+	Isolation  string // contract.IsolationAuto or IsolationNone, for all tasks
+	Images     ImageConfig
 	Devices    []string // nodes that every task may use, beside what it is granted; absolute
+}
+
+// ImageConfig is how tasks run in images.
+type ImageConfig struct {
+	Engine   string // of image.Names, or image.Auto
+	AuthFile string // registries' credentials, in podman's format; absolute
+	Cache    string // folder of the files that Apptainer and Enroot make
+	Mounts   []isolation.Mount
 }
 
 // RendezvousAuto chooses between Consul and signals.
@@ -49,6 +60,14 @@ type configMessage struct {
 	Path       string         `codec:"path"`
 	Isolation  string         `codec:"isolation"`
 	Devices    []string       `codec:"devices"`
+	Image      *imageMessage  `codec:"image"`
+}
+
+type imageMessage struct {
+	Engine   string   `codec:"engine"`
+	AuthFile string   `codec:"auth_file"`
+	Cache    string   `codec:"cache"`
+	Mounts   []string `codec:"mounts"`
 }
 
 type consulMessage struct {
@@ -89,6 +108,7 @@ func schemaOf(message reflect.Type, nested map[string]*hclspec.Spec) *hclspec.Sp
 
 var configSchema = schemaOf(reflect.TypeFor[configMessage](), map[string]*hclspec.Spec{
 	"consul": {BlockValue: &hclspec.Block{Name: "consul", Nested: schemaOf(reflect.TypeFor[consulMessage](), nil)}},
+	"image":  {BlockValue: &hclspec.Block{Name: "image", Nested: schemaOf(reflect.TypeFor[imageMessage](), nil)}},
 })
 
 // DefaultConfig is what holds where the operator says nothing.
@@ -130,6 +150,26 @@ func ParseConfig(msgpack []byte) (Config, error) {
 			fault("devices", path, "paths below /dev")
 		}
 	}
+	c.Images = ImageConfig{Engine: image.Auto, Cache: "/var/lib/muster/images"}
+	if m.Image != nil {
+		c.Images.Engine, c.Images.AuthFile = m.Image.Engine, m.Image.AuthFile
+		choose("image.engine", &c.Images.Engine, append([]string{image.Auto}, image.Names...)...)
+		if m.Image.Cache != "" {
+			c.Images.Cache = m.Image.Cache
+		}
+		for field, path := range map[string]string{"auth_file": c.Images.AuthFile, "cache": c.Images.Cache} {
+			if path != "" && !filepath.IsAbs(path) {
+				fault("image."+field, path, "an absolute path")
+			}
+		}
+		for _, text := range m.Image.Mounts {
+			mount, err := parseMount(text)
+			if err != nil {
+				fault("image.mounts", text, `paths such as "/data", "/data:ro" or "/host/data:/data:ro"`)
+			}
+			c.Images.Mounts = append(c.Images.Mounts, mount)
+		}
+	}
 	if m.PortRange != "" {
 		low, high, err := parsePorts(m.PortRange)
 		if err != nil {
@@ -169,6 +209,19 @@ func ParseConfig(msgpack []byte) (Config, error) {
 		return Config{}, fmt.Errorf("configuration of nomad-driver-torchrun: %w", sorted(faults))
 	}
 	return c, nil
+}
+
+// parseMount reads host[:path][:ro].
+func parseMount(text string) (isolation.Mount, error) {
+	rest, readOnly := strings.CutSuffix(text, ":ro")
+	host, path, found := strings.Cut(rest, ":")
+	if !found {
+		path = host
+	}
+	if !filepath.IsAbs(host) || !filepath.IsAbs(path) || strings.Contains(path, ":") {
+		return isolation.Mount{}, errors.New("no mount")
+	}
+	return isolation.Mount{Host: host, Path: path, ReadOnly: readOnly}, nil
 }
 
 func parsePorts(s string) (low, high int, err error) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nomad-muster/muster/driver/image"
 	"github.com/nomad-muster/muster/driver/preflight"
 	"github.com/nomad-muster/muster/internal/buildinfo"
 	"github.com/nomad-muster/muster/internal/contract"
@@ -73,7 +74,12 @@ func (p *Plugin) fingerprint(ctx context.Context, config Config) driver.Fingerpr
 		notes = append(notes, "no private /dev and /tmp: "+p.noJail.Error())
 	}
 
-	python, err := preflight.FindPython(ctx, runProgram, config.Python, config.Path)
+	if engine, err := image.Find(config.Images.Engine, config.Path); err == nil {
+		f.Attributes[contract.AttrDriverImages] = device.String(engine.Name)
+		notes = append(notes, "images with "+engine.Name)
+	}
+
+	python, err := preflight.FindPython(ctx, preflight.Place{Run: runProgram}, config.Python, config.Path)
 	switch {
 	case err != nil:
 		notes = append(notes, "torchrun not to be had: "+err.Error())

@@ -40,6 +40,8 @@ func TestMain(m *testing.M) {
 			os.Exit(shim.Main())
 		case "rank":
 			os.Exit(shim.Rank(os.Args[2:]))
+		case "readable":
+			os.Exit(shim.Readable(os.Args[2:]))
 		}
 	}
 	flag.Parse()
@@ -47,6 +49,7 @@ func TestMain(m *testing.M) {
 		_ = f.Value.Set("8") // most of these tests wait, for sessions, graces and other processes
 	}
 	code := rendezvoustest.Main(m)
+	removeTestImage()
 	if built != "" {
 		os.RemoveAll(built)
 	}
@@ -63,7 +66,9 @@ var allreduce = sync.OnceValues(func() (string, error) {
 	}
 	built = dir
 	path := filepath.Join(dir, "muster-allreduce-rank")
-	out, err := exec.Command("go", "build", "-o", path, "../cmd/muster-allreduce-rank").CombinedOutput()
+	cmd := exec.Command("go", "build", "-o", path, "../cmd/muster-allreduce-rank")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs in images without libraries too
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the example rank: %w\n%s", err, out)
 	}

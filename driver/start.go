@@ -122,12 +122,9 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 	if _, err := torchrun.Ranks(parsed, counted); err != nil && len(faults) == 0 {
 		faults = append(faults, contract.Fault{Field: "config.nproc_per_node", Value: fmt.Sprint(raw["nproc_per_node"]), Want: err.Error()})
 	}
-	if parsed.Image != "" {
-		faults = append(faults, contract.Fault{Field: "config.image", Value: parsed.Image, Want: "this driver runs ranks on the host only: install what they need there, or use Nomad's artifact block"})
-	}
 	isolate := config.Isolation == contract.IsolationAuto && parsed.Isolation == contract.IsolationAuto
 	isolated, jailed := isolate && p.hierarchy.Version > 0, isolate && p.noJail == nil
-	mounts, mountFaults := mountsOf(cfg, jailed)
+	mounts, mountFaults := mountsOf(cfg, jailed || parsed.Image != "")
 	faults = append(faults, mountFaults...)
 	if err := contract.Faults(faults).Err(); err != nil {
 		return shim.Spec{}, err
@@ -150,6 +147,7 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		Rendezvous: mode, Consul: config.Consul, HoldLimit: config.HoldLimit,
 		Python: config.Python, Interface: config.Interface, PortLow: config.PortLow, PortHigh: config.PortHigh,
 		Isolated: isolated, Hierarchy: p.hierarchy, Cgroup: strings.NewReplacer("/", ".", " ", "_").Replace(cfg.ID),
+		Image:  shim.ImageSpec{Engine: config.Images.Engine, Path: config.Path, AuthFile: config.Images.AuthFile, Cache: config.Images.Cache, Mounts: config.Images.Mounts},
 		Jailed: jailed, AllocDir: cfg.AllocDir, Mounts: mounts,
 		// NVIDIA's multi-process service is reached through shared memory.
 		SharedIPC: cfg.DeviceEnv["CUDA_MPS_PIPE_DIRECTORY"] != "",

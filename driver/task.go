@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nomad-muster/muster/driver/image"
 	"github.com/nomad-muster/muster/driver/isolation"
 	"github.com/nomad-muster/muster/driver/member"
 	"github.com/nomad-muster/muster/driver/rendezvous"
@@ -90,6 +91,14 @@ func (t *task) lost() *contract.Exit {
 	defer cancel()
 	if err := isolation.Kill(ctx, t.leftovers()); err != nil {
 		x.Text += "; some processes are left: " + err.Error()
+	}
+	if s, err := t.start.ReadShim(); err == nil && len(s.Remove) > 0 {
+		err := image.Clear(ctx, func(ctx context.Context, argv []string, _ func(string)) ([]byte, error) {
+			return runProgram(ctx, argv, []string{"PATH=" + defaultPath, "HOME=/root"}, "/")
+		}, s.Remove)
+		if err != nil {
+			x.Text += fmt.Sprintf("; its container is left, to be removed by %q: %v", strings.Join(s.Remove, " "), err)
+		}
 	}
 	if err := t.start.WriteExit(x); err != nil {
 		t.plugin.log.Error("cannot write the exit record", "task", t.cfg.ID, "error", err)

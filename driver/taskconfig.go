@@ -19,6 +19,7 @@ type taskMessage struct {
 	Elastic          any `codec:"elastic"`
 	HangTimeout      any `codec:"hang_timeout"`
 	Image            any `codec:"image"`
+	ImagePullTimeout any `codec:"image_pull_timeout"`
 	Interface        any `codec:"interface"`
 	Isolation        any `codec:"isolation"`
 	Launcher         any `codec:"launcher"`

@@ -21,7 +21,7 @@ import (
 
 // needTorch skips where there is no Python with torch.
 func needTorch(t *testing.T) {
-	python, err := preflight.FindPython(t.Context(), runProgram, "", defaultPath)
+	python, err := preflight.FindPython(t.Context(), preflight.Place{Run: runProgram}, "", defaultPath)
 	if err != nil {
 		t.Skip(err)
 	}

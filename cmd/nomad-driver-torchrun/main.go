@@ -1,6 +1,7 @@
 // Command nomad-driver-torchrun is Muster's Nomad task driver. Nomad's agent
 // starts it as a plugin. It starts itself again as the supervisor of each task
-// (subcommand shim) and as the wrapper of each rank under torchrun (rank).
+// (subcommand shim), as the wrapper of each rank under torchrun (rank), and in
+// images as what starts processes there (inside).
 package main
 
 import (
@@ -21,6 +22,10 @@ func main() {
 			os.Exit(shim.Main())
 		case "rank":
 			os.Exit(shim.Rank(os.Args[2:]))
+		case "inside":
+			os.Exit(shim.Inside(os.Args[2:]))
+		case "readable":
+			os.Exit(shim.Readable(os.Args[2:]))
 		case "version", "-version", "--version":
 			fmt.Println("nomad-driver-torchrun", buildinfo.String())
 			return

@@ -19,6 +19,7 @@ import (
 type Hierarchy struct {
 	Version int               // 1, 2; 0: none may be made here
 	Mounts  map[string]string // version 1: controller -> mount point; version 2: "" -> mount point
+	Hybrid  string            // mount point of the unified hierarchy beside version 1; empty: none
 	Why     string            // where Version is 0
 }
 
@@ -69,7 +70,7 @@ func parseMounts(data []byte) Hierarchy {
 	}
 	switch {
 	case v1["freezer"] != "":
-		return Hierarchy{Version: 1, Mounts: v1}
+		return Hierarchy{Version: 1, Mounts: v1, Hybrid: unified}
 	case unified != "":
 		return Hierarchy{Version: 2, Mounts: map[string]string{"": unified}}
 	}

@@ -92,7 +92,7 @@ func TestCatchesSignal(t *testing.T) {
 
 func TestParseMounts(t *testing.T) {
 	hybrid := "cgroup /sys/fs/cgroup/freezer cgroup rw,relatime,freezer 0 0\ncgroup /sys/fs/cgroup/my\\040mem cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
-	must.Eq(t, Hierarchy{Version: 1, Mounts: map[string]string{"freezer": "/sys/fs/cgroup/freezer", "memory": "/sys/fs/cgroup/my mem"}}, parseMounts([]byte(hybrid)))
+	must.Eq(t, Hierarchy{Version: 1, Mounts: map[string]string{"freezer": "/sys/fs/cgroup/freezer", "memory": "/sys/fs/cgroup/my mem"}, Hybrid: "/sys/fs/cgroup/unified"}, parseMounts([]byte(hybrid)))
 	must.Eq(t, Hierarchy{Version: 2, Mounts: map[string]string{"": "/sys/fs/cgroup"}}, parseMounts([]byte("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")))
 	must.Eq(t, "none", parseMounts([]byte("proc /proc proc rw 0 0")).String())
 }

@@ -42,9 +42,6 @@ type Jail struct {
 	// SharedIPC leaves the task the host's inter-process communication and
 	// shared memory, which NVIDIA's multi-process service needs.
 	SharedIPC bool
-	// HideUnified covers a unified hierarchy that is mounted beside those of
-	// version 1: crun refuses to start where that has controllers.
-	HideUnified string
 }
 
 // EnterError says that namespaces of one's own are not to be had here.
@@ -65,6 +62,27 @@ func CanEnter() error {
 	}
 	if data[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		return errors.New("the agent runs without CAP_SYS_ADMIN")
+	}
+	return nil
+}
+
+// OwnMounts moves the calling thread, which must be locked and is of no other
+// use afterwards, into a mount namespace of its own, in which all is as on the
+// host: what is mounted in it goes with its last process. hybrid is
+// Hierarchy.Hybrid.
+func OwnMounts(hybrid string) error {
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return &EnterError{err}
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return &EnterError{err}
+	}
+	// crun refuses to start where the unified hierarchy beside version 1 has
+	// controllers of its own; of those it needs none.
+	if hybrid != "" {
+		if err := unix.Mount("tmpfs", hybrid, "tmpfs", unix.MS_RDONLY, "size=4k"); err != nil {
+			return fmt.Errorf("cover %s: %w", hybrid, err)
+		}
 	}
 	return nil
 }
@@ -407,11 +425,6 @@ func (j Jail) temporary() error {
 
 // control keeps the task's root from moving itself into another control group.
 func (j Jail) control() error {
-	if j.HideUnified != "" {
-		if err := unix.Mount("tmpfs", j.HideUnified, "tmpfs", unix.MS_RDONLY, "size=4k"); err != nil {
-			return fmt.Errorf("cover %s: %w", j.HideUnified, err)
-		}
-	}
 	const root = "/sys/fs/cgroup"
 	if _, err := os.Stat(root); err != nil {
 		return nil

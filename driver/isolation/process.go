@@ -257,3 +257,26 @@ func Signal(pids []int, sig unix.Signal) error {
 	}
 	return errors.Join(faults...)
 }
+
+// HostPID gives the number here of a process that has another one in a process
+// namespace of its own: among a process and its descendants, the one that calls
+// itself inner. 0 where there is none.
+func HostPID(root, inner int) int {
+	table, err := ReadTable()
+	if err != nil {
+		return 0
+	}
+	for _, pid := range append([]int{root}, table.Below(root)...) {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			continue
+		}
+		// One number a namespace, the innermost last.
+		_, rest, _ := bytes.Cut(data, []byte("\nNSpid:"))
+		line, _, _ := bytes.Cut(rest, []byte("\n"))
+		if numbers := bytes.Fields(line); len(numbers) > 0 && string(numbers[len(numbers)-1]) == strconv.Itoa(inner) {
+			return pid
+		}
+	}
+	return 0
+}

@@ -35,7 +35,8 @@ type Input struct {
 	PortLow    int
 	PortHigh   int
 	StateDir   string // must have room
-	Run        Runner
+	Place      Place
+	NoProgram  bool // there is no place to look for interpreter and program in
 }
 
 // Result of a preflight. Port is kept until it is released.
@@ -67,7 +68,9 @@ func Check(ctx context.Context, in Input) Result {
 		problem("cards", true, "%d cards were reserved and the task was handed %d (%s): the device plugin may not have been ready when the task started", in.WantCards, len(in.Cards), strings.Join(in.Cards, ", "))
 	}
 
-	program(ctx, in, &r, problem)
+	if !in.NoProgram {
+		program(ctx, in, &r, problem)
+	}
 
 	iface := in.Config.Interface
 	if iface == "" {
@@ -103,7 +106,7 @@ func program(ctx context.Context, in Input, r *Result, problem func(string, bool
 			named = in.Python
 		}
 		var err error
-		r.Python, err = FindPython(ctx, in.Run, named, in.SearchPath)
+		r.Python, err = FindPython(ctx, in.Place, named, in.SearchPath)
 		switch {
 		case err != nil:
 			problem("python", true, "%v", err)
@@ -112,47 +115,43 @@ func program(ctx context.Context, in Input, r *Result, problem func(string, bool
 		}
 	}
 	if script := torchrun.ScriptPath(c, in.TaskDir); script != "" {
-		if err := readable(script); err != nil {
+		if err := in.Place.readable(script); err != nil {
 			problem("script", false, "script = %q: %v", c.Script, err)
 		}
 	}
 	if len(c.Command) > 0 {
-		if err := runnable(c.Command[0], in.TaskDir, in.SearchPath); err != nil {
+		if err := in.Place.runnable(c.Command[0], in.TaskDir, in.SearchPath); err != nil {
 			problem("script", false, "command = %q: %v", c.Command[0], err)
 		}
 	}
 }
 
-func readable(path string) error {
-	info, err := os.Stat(path)
+func (p Place) readable(path string) error {
+	mode, err := p.stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("there is no %s; is it brought by an artifact or template block?", path)
 	case err != nil:
 		return err
-	case info.IsDir():
+	case mode.IsDir():
 		return fmt.Errorf("%s is a folder", path)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	return nil
 }
 
-func runnable(name, dir, searchPath string) error {
+func (p Place) runnable(name, dir, searchPath string) error {
 	if !strings.Contains(name, "/") {
-		_, err := lookPath(name, searchPath)
+		_, err := p.lookPath(name, searchPath)
 		return err
 	}
 	path := name
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(dir, path)
 	}
-	if _, err := os.Stat(path); err != nil {
+	if _, err := p.stat(path); err != nil {
 		return fmt.Errorf("there is no %s", path)
 	}
-	if !executable(path) {
+	if !p.executable(path) {
 		return fmt.Errorf("%s is not executable: chmod +x, or name its interpreter", path)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +17,24 @@ import (
 // one of its own.
 type Runner func(ctx context.Context, argv, env []string, dir string) ([]byte, error)
 
+// Place is where ranks run: the host, or an image.
+type Place struct {
+	Run Runner
+	// Stat gives the mode of what is at a path; nil: the host's.
+	Stat func(path string) (fs.FileMode, error)
+}
+
+func (p Place) stat(path string) (fs.FileMode, error) {
+	if p.Stat != nil {
+		return p.Stat(path)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return info.Mode(), nil
+}
+
 // Python is an interpreter that was looked at.
 type Python struct {
 	Path  string
@@ -24,16 +43,16 @@ type Python struct {
 
 // FindPython gives the interpreter that ranks use: the one that was named, else
 // the first python3 on the search path that has torch, else the first one.
-func FindPython(ctx context.Context, run Runner, named, searchPath string) (Python, error) {
+func FindPython(ctx context.Context, place Place, named, searchPath string) (Python, error) {
 	if named != "" {
 		path := named
 		if !strings.Contains(named, "/") {
 			var err error
-			if path, err = lookPath(named, searchPath); err != nil {
+			if path, err = place.lookPath(named, searchPath); err != nil {
 				return Python{}, err
 			}
 		}
-		torch, err := torchOf(ctx, run, path)
+		torch, err := torchOf(ctx, place.Run, path)
 		return Python{path, torch}, err
 	}
 	var first *Python
@@ -42,10 +61,10 @@ func FindPython(ctx context.Context, run Runner, named, searchPath string) (Pyth
 	for _, dir := range filepath.SplitList(searchPath) {
 		path := filepath.Join(dir, "python3")
 		looked = append(looked, path)
-		if !executable(path) {
+		if !place.executable(path) {
 			continue
 		}
-		torch, err := torchOf(ctx, run, path)
+		torch, err := torchOf(ctx, place.Run, path)
 		if err != nil {
 			faults = append(faults, err)
 			continue
@@ -66,14 +85,14 @@ func FindPython(ctx context.Context, run Runner, named, searchPath string) (Pyth
 	return Python{}, fmt.Errorf("no Python: looked at %s", strings.Join(looked, ", "))
 }
 
-func executable(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+func (p Place) executable(path string) bool {
+	mode, err := p.stat(path)
+	return err == nil && mode.IsRegular() && mode&0o111 != 0
 }
 
-func lookPath(name, searchPath string) (string, error) {
+func (p Place) lookPath(name, searchPath string) (string, error) {
 	for _, dir := range filepath.SplitList(searchPath) {
-		if path := filepath.Join(dir, name); executable(path) {
+		if path := filepath.Join(dir, name); p.executable(path) {
 			return path, nil
 		}
 	}
@@ -81,10 +100,13 @@ func lookPath(name, searchPath string) (string, error) {
 }
 
 // where asks Python for the place of torch without importing it, which would
-// take seconds.
-const where = `import importlib.util as u
+// take seconds, and for the file that has its version.
+const where = `import importlib.util as u, os
 s = u.find_spec("torch")
-print(s.origin if s and s.origin else "")`
+if s and s.origin:
+    print(s.origin)
+    try: print(open(os.path.join(os.path.dirname(s.origin), "version.py")).read())
+    except OSError: pass`
 
 var versionLine = regexp.MustCompile(`(?m)^__version__\s*(?::[^=]*)?=\s*(?:\w+\()?['"]([^'"]+)['"]`)
 
@@ -95,15 +117,10 @@ func torchOf(ctx context.Context, run Runner, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask %s for torch: %w", path, err)
 	}
-	origin := strings.TrimSpace(string(out))
-	if origin == "" {
+	if len(strings.TrimSpace(string(out))) == 0 {
 		return "", nil
 	}
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(origin), "version.py"))
-	if err != nil {
-		return "unknown", nil
-	}
-	if m := versionLine.FindSubmatch(text); m != nil {
+	if m := versionLine.FindSubmatch(out); m != nil {
 		return string(m[1]), nil
 	}
 	return "unknown", nil

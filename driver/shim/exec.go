@@ -58,7 +58,7 @@ func (s *supervisor) exec(r Request, conn *net.UnixConn, gone <-chan struct{}) e
 	s.launching.Lock()
 	p, err := started{}, s.ctx.Err()
 	if err == nil {
-		p, err = s.spawn.start(c)
+		p, err = s.starter().start(c)
 	} else {
 		err = errors.New("the task ends")
 	}

@@ -128,7 +128,7 @@ func (s *supervisor) startLaunch(a member.Launch) {
 	}
 	if old := s.current(); old != nil {
 		ctx, cancel := context.WithTimeout(s.ctx, 10*time.Second)
-		err := isolation.Kill(ctx, isolation.Below(os.Getpid()))
+		err := isolation.Kill(ctx, s.below())
 		cancel()
 		if err != nil {
 			fail(fmt.Errorf("end the launch before: %w", err))
@@ -176,7 +176,7 @@ func (s *supervisor) launchInput(a member.Launch) torchrun.Input {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return torchrun.Input{
-		Config: s.spec.Config, Record: a.Record, Member: a.Member, Endpoint: a.Endpoint, Base: s.spec.Env, TaskDir: s.spec.TaskDir, Python: s.python.Path,
+		Config: s.spec.Config, Record: a.Record, Member: a.Member, Endpoint: a.Endpoint, Base: s.base(), TaskDir: s.spec.TaskDir, Python: s.python.Path,
 		Wrapper: []string{s.spec.Wrapper, "rank"}, Preempt: s.start.Preempt(), Progress: s.start.Progress, LogDir: filepath.Join(s.start.Rank(), "torchelastic"),
 		ErrorFile: filepath.Join(s.start.Rank(), "error.json"), Interface: s.addr.Interface, TaskID: s.spec.TaskID, Cards: len(s.spec.Cards),
 		JoinTimeout: joinTimeout, Monitor: monitorEvery,
@@ -215,7 +215,7 @@ func (s *supervisor) startTorchrun(l *launch) error {
 	defer stderr.Close()
 	p := l.planned.Launcher
 	env := append(slices.Clone(p.Env), EnvRankSocket+"="+s.rankSocket())
-	launcher, err := s.spawn.start(command{argv: p.Argv, env: env, dir: p.Dir, files: [3]*os.File{nil, stdout, stderr}, user: s.spec.User, cgroup: s.cgroup})
+	launcher, err := s.starter().start(command{argv: p.Argv, env: env, dir: p.Dir, files: [3]*os.File{nil, stdout, stderr}, user: s.spec.User, cgroup: s.cgroup})
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (s *supervisor) startRanks(l *launch) error {
 			return err
 		}
 		p := l.planned.Processes[i]
-		started, err := s.spawn.start(command{argv: p.Argv, env: p.Env, dir: p.Dir, files: [3]*os.File{nil, files[0], files[1]}, user: s.spec.User, cgroup: s.cgroup})
+		started, err := s.starter().start(command{argv: p.Argv, env: p.Env, dir: p.Dir, files: [3]*os.File{nil, files[0], files[1]}, user: s.spec.User, cgroup: s.cgroup})
 		files[0].Close()
 		files[1].Close()
 		if err != nil {
@@ -391,7 +391,16 @@ func (s *supervisor) serveRank(conn *net.UnixConn) {
 
 // hostPID gives a process's number as seen here; the wrapper may live in a
 // process namespace of its own.
-func (s *supervisor) hostPID(_ *net.UnixConn, pid int) int { return pid }
+func (s *supervisor) hostPID(conn *net.UnixConn, pid int) int {
+	if s.inside() == nil {
+		return pid
+	}
+	wrapper, err := peer(conn)
+	if err != nil {
+		return 0
+	}
+	return isolation.HostPID(wrapper, pid)
+}
 
 // lostWrapper: the wrapper died before its rank (torchrun kills it 30 s after
 // it wants the ranks to end). While the rank is being let to save it goes on;

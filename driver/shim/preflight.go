@@ -56,6 +56,7 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	if a.Member >= 0 && a.Member < len(a.Record.Members) {
 		want = a.Record.Members[a.Member].Cards
 	}
+	missing := s.checkImage()
 	ctx, cancel := context.WithTimeout(s.ctx, localTime)
 	defer cancel()
 	s.mu.Lock()
@@ -65,10 +66,14 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	}
 	s.mu.Unlock()
 	r := preflight.Check(ctx, preflight.Input{
-		Config: s.spec.Config, TaskDir: s.spec.TaskDir, Cards: s.spec.Cards, WantCards: want, SearchPath: s.spec.Env["PATH"], Python: s.spec.Python,
-		Interface: s.spec.Interface, NomadIP: s.spec.NomadIP, Port: s.spec.Port, PortLow: s.spec.PortLow, PortHigh: s.spec.PortHigh, StateDir: s.spec.Dir, Run: s.ask,
+		Config: s.spec.Config, TaskDir: s.spec.TaskDir, Cards: s.spec.Cards, WantCards: want, SearchPath: s.base()["PATH"], Python: s.spec.Python,
+		Interface: s.spec.Interface, NomadIP: s.spec.NomadIP, Port: s.spec.Port, PortLow: s.spec.PortLow, PortHigh: s.spec.PortHigh, StateDir: s.spec.Dir,
+		Place: s.place(), NoProgram: missing != nil,
 	})
 	report := contract.Report{Ranks: r.Ranks, World: s.spec.World(), Cards: s.spec.Cards, Problems: r.Problems}
+	if missing != nil {
+		report.Problems = append([]contract.Problem{*missing}, report.Problems...)
+	}
 	if r.Address.IP.IsValid() {
 		report.Address, report.Interface = r.Address.IP.String(), r.Address.Interface
 		if s.peerServer() == nil {
@@ -90,7 +95,9 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	s.mu.Lock()
 	s.port, s.addr, s.python = r.Port, r.Address, r.Python
 	s.mu.Unlock()
-	report.Problems = append(report.Problems, s.checkAsUser()...)
+	if missing == nil {
+		report.Problems = append(report.Problems, s.checkAsUser()...)
+	}
 	report.Problems = append(report.Problems, s.checkHolders(ctx)...)
 	if a.Record.MinBandwidth > 0 && len(a.Record.Members) > 1 && s.spec.Rendezvous != contract.RendezvousConsul {
 		report.Problems = append(report.Problems, contract.Problem{What: "bandwidth", Site: true,
@@ -102,21 +109,31 @@ func (s *supervisor) checkNode(a member.Preflight) (contract.Report, bool) {
 	return report, s.ctx.Err() == nil
 }
 
+// place is where the ranks will run.
+func (s *supervisor) place() preflight.Place {
+	p := preflight.Place{Run: s.ask}
+	if a := s.inside(); a != nil {
+		p.Stat = a.stat
+	}
+	return p
+}
+
 // ask runs a program where the ranks will run, as the supervisor's own user; see
 // preflight.Runner.
 func (s *supervisor) ask(ctx context.Context, argv, env []string, dir string) ([]byte, error) {
-	return run(ctx, s.spawn, command{argv: argv, env: env, dir: dir})
+	return run(ctx, s.starter(), command{argv: argv, env: env, dir: dir})
 }
 
 // askAsUser runs a program as a rank will run.
 func (s *supervisor) askAsUser(ctx context.Context, argv []string) ([]byte, error) {
-	return run(ctx, s.spawn, command{argv: argv, env: s.environment(), dir: s.spec.TaskDir, user: s.spec.User})
+	return run(ctx, s.starter(), command{argv: argv, env: s.environment(), dir: s.spec.TaskDir, user: s.spec.User})
 }
 
 // environment of the ranks, as a list.
 func (s *supervisor) environment() []string {
-	env := make([]string, 0, len(s.spec.Env))
-	for name, value := range s.spec.Env {
+	base := s.base()
+	env := make([]string, 0, len(base))
+	for name, value := range base {
 		env = append(env, name+"="+value)
 	}
 	slices.Sort(env)
@@ -131,7 +148,7 @@ func (s *supervisor) checkAsUser() []contract.Problem {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, localTime)
 	defer cancel()
-	if _, err := s.askAsUser(ctx, []string{"/bin/sh", "-c", `test -r "$0"`, script}); err != nil {
+	if _, err := s.askAsUser(ctx, []string{s.spec.Wrapper, "readable", script}); err != nil {
 		return []contract.Problem{{What: "script", Text: fmt.Sprintf("script = %q: user %s may not read it", script, s.spec.User.Name)}}
 	}
 	return nil

@@ -39,6 +39,8 @@ type command struct {
 	outside bool
 	// terminal makes it the leader of a session with a terminal of its own.
 	terminal bool
+	// line gets each line of its error output, for run.
+	line func(string)
 }
 
 // started is a process that was started.
@@ -233,6 +235,9 @@ func (s *spawner) fork(c command) (p started, err error) {
 		s.waiting[p.pid] = child{ch, s.watch(p.pid)}
 	}
 	s.mu.Unlock()
+	if errors.Is(err, unix.ENOENT) && unix.Access(path, unix.X_OK) == nil {
+		err = fmt.Errorf("%s is there, but not the interpreter or the loader that it names: %w", path, err)
+	}
 	if err == nil {
 		// The supervisor is spared when memory runs out, what it starts is not.
 		_ = os.WriteFile("/proc/"+strconv.Itoa(p.pid)+"/oom_score_adj", []byte(strconv.Itoa(s.oomScore)), 0)
@@ -318,8 +323,8 @@ func run(ctx context.Context, s starter, c command) ([]byte, error) {
 	}
 	var stdout, stderr bytes.Buffer
 	var pumps sync.WaitGroup
-	pumps.Go(func() { copyLimited(&stdout, outRead) })
-	pumps.Go(func() { copyLimited(&stderr, errRead) })
+	pumps.Go(func() { copyLimited(&stdout, outRead, nil) })
+	pumps.Go(func() { copyLimited(&stderr, errRead, c.line) })
 	var e ended
 	select {
 	case e = <-p.done:
@@ -345,14 +350,31 @@ func run(ctx context.Context, s starter, c command) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-const outputLimit = 64 << 10
+const outputLimit, lineLimit = 64 << 10, 300
 
-func copyLimited(to *bytes.Buffer, from *os.File) {
+// copyLimited keeps the end of what comes, which tells of a fault.
+func copyLimited(to *bytes.Buffer, from *os.File, each func(string)) {
 	chunk := make([]byte, 4096)
+	var line []byte
 	for {
 		n, err := from.Read(chunk)
-		if room := outputLimit - to.Len(); room > 0 {
-			to.Write(chunk[:min(n, room)])
+		to.Write(chunk[:n])
+		if extra := to.Len() - outputLimit; extra > 0 {
+			to.Next(extra)
+		}
+		for _, b := range chunk[:n] {
+			switch {
+			case each == nil:
+			case b != '\n' && b != '\r':
+				if len(line) < lineLimit {
+					line = append(line, b)
+				}
+			default:
+				if text := strings.TrimSpace(string(line)); text != "" {
+					each(text)
+				}
+				line = line[:0]
+			}
 		}
 		if err != nil {
 			return

@@ -81,6 +81,7 @@ type Spec struct {
 	Mounts    []isolation.Mount  `json:"mounts,omitempty"`
 	AllocDir  string             `json:"alloc_dir"`
 	SharedIPC bool               `json:"shared_ipc,omitempty"`
+	Image     ImageSpec          `json:"image"`
 }
 
 // User that ranks run as.

@@ -73,6 +73,7 @@ type supervisor struct {
 	final   *contract.Report // the report of the end
 
 	launching sync.Mutex // held while processes are being started
+	image     imageTask
 
 	mu     sync.Mutex
 	peers  *peerServer
@@ -223,6 +224,13 @@ func (s *supervisor) run() {
 		}, s.trouble)
 	})
 	go s.publisher()
+	if s.spec.Config.Image != "" {
+		go func() { // while the member is held; the preflight tells of a fault
+			if err := s.fetchImage(); err != nil {
+				s.log.Warn("cannot fetch the image", "error", err)
+			}
+		}()
+	}
 	go s.watchLogs()
 
 	timer := time.NewTimer(time.Hour)
@@ -500,6 +508,7 @@ func (s *supervisor) clear() {
 		}
 	}
 	s.cardsFree()
+	s.removeContainer()
 	kills := 0
 	if s.cgroup != nil {
 		kills = s.cgroup.OOMKills()

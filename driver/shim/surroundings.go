@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/nomad-muster/muster/driver/image"
 	"github.com/nomad-muster/muster/driver/isolation"
 )
 
@@ -30,20 +31,35 @@ func (s Spec) makeCgroup() (*isolation.Cgroup, error) {
 	return cgroup, nil
 }
 
-// surround prepares the thread that the ranks are started from.
+// surround prepares the thread that the ranks are started from; with an image,
+// what holds them.
 func (s *supervisor) surround() error {
-	if s.spec.Jailed {
-		if folder := s.spec.Config.Checkpoint; folder != "" {
-			_ = os.MkdirAll(folder, 0o777) // to be shown; the preflight tells of a fault
-		}
-		if err := s.spec.jail().Enter(); err != nil {
-			return err
-		}
+	spec := s.spec
+	if folder := spec.Config.Checkpoint; folder != "" && spec.Jailed {
+		_ = os.MkdirAll(folder, 0o777) // to be shown; the preflight tells of a fault
 	}
-	if s.spec.Isolated || s.spec.Jailed {
-		return isolation.Confine()
+	if spec.Config.Image == "" {
+		if spec.Jailed {
+			if err := spec.jail().Enter(); err != nil {
+				return err
+			}
+		}
+		if spec.Isolated || spec.Jailed {
+			return isolation.Confine()
+		}
+		return nil
 	}
-	return nil
+	// The engine bounds what it starts, and may do all that the agent may. podman
+	// makes a /dev of its own and needs the host's shared memory for its locks;
+	// the others take the /dev that they find.
+	engine, err := image.Find(spec.Image.Engine, spec.Image.Path)
+	switch {
+	case err != nil || !spec.Jailed:
+		return nil // the preflight tells that there is no engine
+	case engine.Name == image.Podman:
+		return isolation.OwnMounts(spec.Hierarchy.Hybrid)
+	}
+	return spec.jail().Enter()
 }
 
 // devices are all that the task may use.
@@ -71,9 +87,6 @@ var temporaryPath = regexp.MustCompile(`/(?:var/)?tmp/[^\s"';:,()=&|<>]+`)
 
 // removeTemporary removes what the ranks left in their /tmp.
 func (s *supervisor) removeTemporary() {
-	if !s.spec.Jailed {
-		return
-	}
 	for _, path := range []string{s.spec.temporary(), s.spec.temporary() + ".var"} {
 		if err := os.RemoveAll(path); err != nil {
 			s.log.Warn("cannot remove the task's temporary files; they go with the allocation", "error", err)

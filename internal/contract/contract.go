@@ -53,6 +53,7 @@ const (
 	AttrDriverVersion    = "driver.torchrun.version"
 	AttrDriverRendezvous = "driver.torchrun.rendezvous" // RendezvousConsul or RendezvousSignal
 	AttrDriverTorch      = "driver.torchrun.torch"      // version of torch; absent: no torchrun on this node
+	AttrDriverImages     = "driver.torchrun.images"     // container engine for `image`; absent: no images on this node
 	AttrDriverIsolation  = "driver.torchrun.isolation"  // cgroup.v1, cgroup.v2 or none
 )
 

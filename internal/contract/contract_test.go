@@ -61,7 +61,7 @@ func TestTaskConfig(t *testing.T) {
 		"hang_timeout": "15m", "max_restarts": 3.0, "log_prefix": nil, "elastic": "false"}, 8)
 	must.SliceEmpty(t, faults)
 	must.Eq(t, TaskConfig{Script: "local/train.py", Args: []string{"--lr", "0.1"}, Launcher: LauncherTorchrun, World: WorldGroup,
-		MaxRestarts: 3, HangTimeout: 15 * time.Minute, AskSignal: "SIGUSR1", PreflightTimeout: time.Minute, Isolation: IsolationAuto}, c)
+		MaxRestarts: 3, HangTimeout: 15 * time.Minute, AskSignal: "SIGUSR1", PreflightTimeout: time.Minute, Isolation: IsolationAuto, ImagePullTimeout: 10 * time.Minute}, c)
 
 	for _, n := range []any{4, int64(4), uint64(4), 4.0, "4"} {
 		c, faults := ParseTaskConfig("config", map[string]any{"module": "train", "nproc_per_node": n}, 8)
@@ -89,6 +89,27 @@ func TestTaskConfigListsEveryFault(t *testing.T) {
 		want[name] = true
 	}
 	must.Eq(t, want, got)
+}
+
+func TestTaskConfigOfImages(t *testing.T) {
+	for want, change := range map[string]map[string]any{
+		"":                                       {"image": "registry.example:5000/team/train@sha256:0123", "image_pull_timeout": "1h"},
+		"config.image":                           {"image": "--privileged"},
+		"config.image config.isolation":          {"image": "a b", "isolation": "none"},
+		"config.image_pull_timeout":              {"image_pull_timeout": "5m"},
+		"config.image config.image_pull_timeout": {"image": "a\nb", "image_pull_timeout": "never"},
+	} {
+		raw := map[string]any{"script": "train.py"}
+		for k, v := range change {
+			raw[k] = v
+		}
+		_, faults := ParseTaskConfig("config", raw, 8)
+		var got []string
+		for _, f := range faults {
+			got = append(got, f.Field)
+		}
+		must.Eq(t, want, strings.Join(got, " "))
+	}
 }
 
 // Nothing that a user can write crashes the readers, and what they accept

@@ -52,39 +52,42 @@ type TaskConfig struct {
 	PreflightCommand []string      // extra check before release
 	PreflightTimeout time.Duration //
 
-	LogPrefix bool     // lines start with [rank]
-	LogFiles  bool     // each rank's output is kept in a file of its own as well
-	SlurmEnv  bool     // SLURM_* aliases
-	Isolation string   // IsolationAuto or IsolationNone
-	Image     string   // OCI image that the ranks run in; empty: the host
-	PassEnv   []string // names of the agent's variables that ranks may see
+	LogPrefix bool   // lines start with [rank]
+	LogFiles  bool   // each rank's output is kept in a file of its own as well
+	SlurmEnv  bool   // SLURM_* aliases
+	Isolation string // IsolationAuto or IsolationNone
+	Image     string // OCI image that the ranks run in; empty: the host
+	// ImagePullTimeout is how long bringing the image to the node may take.
+	ImagePullTimeout time.Duration
+	PassEnv          []string // names of the agent's variables that ranks may see
 }
 
 // taskFields are the config block's attributes, with what each takes; the
 // driver's schema and the documentation are made of it.
 var taskFields = map[string]struct{ Type, Doc string }{
-	"script":            {"string", "Python file to run, relative to the task's folder"},
-	"module":            {"string", "Python module to run, as `python -m` takes it"},
-	"command":           {"list(string)", "another program and its first arguments"},
-	"args":              {"list(string)", "arguments of the script, module or command"},
-	"launcher":          {"string", "`torchrun` (default) or `ranks`: the driver starts the ranks itself"},
-	"python":            {"string", "interpreter; default: the first of `python3` on the driver's path that has torch"},
-	"nproc_per_node":    {"any", "`\"gpu\"` (default): one rank a card; or a number"},
-	"world":             {"string", "`group` (default): each task group has its own rendezvous; `gang`: all share one"},
-	"elastic":           {"bool", "torchrun's elastic rendezvous: members may come and go between the job's min and count"},
-	"max_restarts":      {"number", "torchrun's own restarts inside an attempt (default 0)"},
-	"checkpoint":        {"string", "absolute path of the folder for checkpoints"},
-	"hang_timeout":      {"string", "no mark and no output for so long is a hang; default: not looked for"},
-	"interface":         {"string", "network interface between members; default: that of Nomad's node address"},
-	"ask_signal":        {"string", "signal that asks ranks to save and leave (default SIGUSR1)"},
-	"preflight_command": {"list(string)", "extra check before release; must exit 0"},
-	"preflight_timeout": {"string", "bound of preflight_command (default 60s)"},
-	"log_files":         {"bool", "each rank's output also in a file of its own, `alloc/logs/<task>.rank-<n>.log`"},
-	"log_prefix":        {"bool", "lines of a rank's output start with its number"},
-	"slurm_env":         {"bool", "set SLURM_* aliases too"},
-	"isolation":         {"string", "`auto` (default) or `none`"},
-	"image":             {"string", "OCI image that the ranks run in"},
-	"pass_env":          {"list(string)", "variables of the agent that ranks may see"},
+	"script":             {"string", "Python file to run, relative to the task's folder"},
+	"module":             {"string", "Python module to run, as `python -m` takes it"},
+	"command":            {"list(string)", "another program and its first arguments"},
+	"args":               {"list(string)", "arguments of the script, module or command"},
+	"launcher":           {"string", "`torchrun` (default) or `ranks`: the driver starts the ranks itself"},
+	"python":             {"string", "interpreter; default: the first of `python3` on the driver's path that has torch"},
+	"nproc_per_node":     {"any", "`\"gpu\"` (default): one rank a card; or a number"},
+	"world":              {"string", "`group` (default): each task group has its own rendezvous; `gang`: all share one"},
+	"elastic":            {"bool", "torchrun's elastic rendezvous: members may come and go between the job's min and count"},
+	"max_restarts":       {"number", "torchrun's own restarts inside an attempt (default 0)"},
+	"checkpoint":         {"string", "absolute path of the folder for checkpoints"},
+	"hang_timeout":       {"string", "no mark and no output for so long is a hang; default: not looked for"},
+	"interface":          {"string", "network interface between members; default: that of Nomad's node address"},
+	"ask_signal":         {"string", "signal that asks ranks to save and leave (default SIGUSR1)"},
+	"preflight_command":  {"list(string)", "extra check before release; must exit 0"},
+	"preflight_timeout":  {"string", "bound of preflight_command (default 60s)"},
+	"log_files":          {"bool", "each rank's output also in a file of its own, `alloc/logs/<task>.rank-<n>.log`"},
+	"log_prefix":         {"bool", "lines of a rank's output start with its number"},
+	"slurm_env":          {"bool", "set SLURM_* aliases too"},
+	"isolation":          {"string", "`auto` (default) or `none`"},
+	"image":              {"string", "OCI image that the ranks run in; default: the host"},
+	"image_pull_timeout": {"string", "bound of bringing the image to the node (default 10m)"},
+	"pass_env":           {"list(string)", "variables of the agent that ranks may see"},
 }
 
 // TaskFields gives the names of the config block's attributes, sorted, with
@@ -113,7 +116,7 @@ func ParseTaskConfig(where string, raw map[string]any, cards int) (TaskConfig, [
 		Checkpoint: p.text("checkpoint", ""), HangTimeout: p.duration("hang_timeout", 0), Interface: p.text("interface", ""),
 		AskSignal: p.text("ask_signal", "SIGUSR1"), PreflightCommand: p.list("preflight_command"),
 		PreflightTimeout: p.duration("preflight_timeout", time.Minute), LogPrefix: p.boolean("log_prefix"), LogFiles: p.boolean("log_files"), SlurmEnv: p.boolean("slurm_env"),
-		Isolation: p.choice("isolation", IsolationAuto, IsolationNone), Image: p.text("image", ""), PassEnv: p.list("pass_env"),
+		Isolation: p.choice("isolation", IsolationAuto, IsolationNone), Image: p.text("image", ""), ImagePullTimeout: p.duration("image_pull_timeout", 10*time.Minute), PassEnv: p.list("pass_env"),
 	}
 	c.NprocPerNode = p.ranks(cards)
 	p.unknown()
@@ -134,6 +137,15 @@ func ParseTaskConfig(where string, raw map[string]any, cards int) (TaskConfig, [
 	}
 	if c.Checkpoint != "" && !path.IsAbs(c.Checkpoint) {
 		p.fault("checkpoint", c.Checkpoint, "an absolute path: members on other nodes must find the same folder")
+	}
+	if strings.HasPrefix(c.Image, "-") || strings.ContainsFunc(c.Image, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+		p.fault("image", c.Image, "an image's name such as \"registry.example/team/train:1.4\", without spaces and not beginning with -")
+	}
+	if c.Image != "" && c.Isolation == IsolationNone {
+		p.fault("isolation", c.Isolation, "an image is a file system of its own: with image, isolation must be auto")
+	}
+	if c.Image == "" && p.raw["image_pull_timeout"] != nil {
+		p.fault("image_pull_timeout", fmt.Sprint(p.raw["image_pull_timeout"]), "no use without image: leave it out, or name an image")
 	}
 	if !signalNames[c.AskSignal] {
 		p.fault("ask_signal", c.AskSignal, "a signal that a program can catch, such as SIGUSR1, SIGUSR2, SIGTERM")
