@@ -128,10 +128,15 @@ func (c *Client) Holders() map[string]contract.CardHolder {
 	return c.holders
 }
 
-// Run sends reports until ctx ends.
+// Run sends reports until ctx ends. Cards are measured only for the reports
+// that go out now and then, and beside the loop: news of a fault waits for no
+// measurement, which may hang on the very card that the news are of.
 func (c *Client) Run(ctx context.Context) {
 	seq := uint64(0)
 	pause, failing := firstPause, ""
+	measured := make(chan map[string]card.Sample, 1)
+	var samples map[string]card.Sample // the last ones
+	measuring := false
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -140,14 +145,26 @@ func (c *Client) Run(ctx context.Context) {
 			return
 		case <-c.wake:
 		case <-timer.C:
+			if c.o.Cards.Status() == nil { // nothing was seen yet
+				timer.Reset(firstPause)
+				continue
+			}
+			if !measuring {
+				measuring = true
+				go func() { measured <- c.o.Cards.Sample(ctx) }()
+			}
+			timer.Reset(every) // should it never come back
+			continue
+		case samples = <-measured:
+			measuring = false
 		}
 		cards := c.o.Cards.Status()
 		if cards == nil {
-			timer.Reset(firstPause) // nothing was seen yet
+			timer.Reset(firstPause)
 			continue
 		}
 		seq++
-		report := Build(cards, c.o.Cards.Sample(ctx))
+		report := Build(cards, samples)
 		report.Reporter, report.Seq, report.Node, report.Boot, report.At = c.reporter, seq, c.o.Node, c.o.Boot, time.Now()
 		report.Done = c.outcomes()
 		reply, err := c.post(ctx, report)

@@ -33,6 +33,8 @@ type cards struct {
 	orders  []device.Order
 	breaker bool
 	fail    error
+	// hang makes measuring take this long.
+	hang time.Duration
 }
 
 func (c *cards) Status() []device.Status {
@@ -47,6 +49,10 @@ func (c *cards) Status() []device.Status {
 }
 
 func (c *cards) Sample(context.Context) map[string]card.Sample {
+	c.mu.Lock()
+	hang := c.hang
+	c.mu.Unlock()
+	time.Sleep(hang)
 	used, total := uint64(5), uint64(10)
 	return map[string]card.Sample{"a": {MemUsed: &used, MemTotal: &total}}
 }
@@ -282,6 +288,28 @@ func TestOrders(t *testing.T) {
 		must.SliceEmpty(t, p.reports()[len(p.reports())-1].Done)
 		must.Len(t, 2, cards.carried())
 		must.False(t, cards.open())
+	})
+}
+
+// A card that hangs its driver is one that faults: the news of it do not wait
+// for the measurements that hang with it.
+func TestNewsDoNotWaitForMeasurements(t *testing.T) {
+	t.Parallel()
+	run(t, device.Report{}, func(c *Client, cards *cards, p *planner, _ *lockedBuffer) {
+		cards.mu.Lock()
+		cards.hang = 5 * time.Second
+		cards.mu.Unlock()
+		time.Sleep(every + every/2) // one of the usual reports hangs
+		before := len(p.reports())
+		began := time.Now()
+		cards.set(health.Quarantined)
+		c.Report(nil)
+		synctest.Wait()
+		must.Len(t, before+1, p.reports())
+		last := p.reports()[before]
+		must.Eq(t, contract.CardQuarantined, last.Cards[0].State)
+		must.Eq(t, uint64(5), last.Cards[0].Measured.MemoryUsed, must.Sprint("the last measurements are told"))
+		must.Eq(t, 0, time.Since(began))
 	})
 }
 

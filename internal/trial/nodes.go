@@ -113,6 +113,33 @@ func (c *Cluster) KillClient(node string) error { return c.nomad.killClient(node
 // at once.
 func (c *Cluster) StartClient(node string) error { return c.nomad.startClient(node) }
 
+// Inject brings a fault upon a node's simulated cards, as "nomad-device-gpu
+// inject" takes it: -card N or -nic NAME, then the fault.
+func (c *Cluster) Inject(ctx context.Context, node string, fault ...string) error {
+	for _, n := range c.nodes {
+		if n.Name != node {
+			continue
+		}
+		r, err := c.Run(ctx, c.Binaries.Device, append([]string{"inject", "-file", n.cardsFile(), "-node", node}, fault...)...)
+		if err == nil && r.Code != 0 {
+			err = fmt.Errorf("inject %v into node %s: %s", fault, node, r.Stderr)
+		}
+		return err
+	}
+	return fmt.Errorf("inject %v: there is no node %q", fault, node)
+}
+
+// CardsFile is the description of a node's simulated cards, which may be
+// edited while the cluster runs.
+func (c *Cluster) CardsFile(node string) string {
+	for _, n := range c.nodes {
+		if n.Name == node {
+			return n.cardsFile()
+		}
+	}
+	return ""
+}
+
 // The plugins that KillPlugin takes.
 const (
 	DriverPlugin = driverName

@@ -14,26 +14,22 @@ import (
 
 // startPlanner starts muster agent and returns when it answers.
 func (c *Cluster) startPlanner(ctx context.Context, extra string) error {
-	port, err := freePort()
-	if err != nil {
-		return fmt.Errorf("prepare the planner: %w", err)
-	}
 	dir := filepath.Join(c.Dir, "planner")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("prepare the planner: %w", err)
 	}
 	file := filepath.Join(dir, "muster.hcl")
-	if err := os.WriteFile(file, []byte(c.plannerConfig(dir, port)+extra), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(c.plannerConfig(dir)+extra), 0o600); err != nil {
 		return fmt.Errorf("prepare the planner: %w", err)
 	}
-	c.MusterAddr = fmt.Sprintf("http://127.0.0.1:%d", port)
+	c.MusterAddr = plannerAddress(c.plannerPort)
 	c.Planner = &Process{Name: "planner", Log: filepath.Join(dir, "muster.log"), path: c.Binaries.Muster, args: []string{"agent", "-config", file}, env: environment(), dir: dir}
 	return c.StartPlanner(ctx)
 }
 
 // plannerConfig is the planner's configuration: everybody on this host may do
 // everything, and the nodes' places are two levels.
-func (c *Cluster) plannerConfig(dir string, port int) string {
+func (c *Cluster) plannerConfig(dir string) string {
 	return fmt.Sprintf(`
 data_dir = %q
 nomad {
@@ -46,14 +42,23 @@ api {
   listen    = "127.0.0.1:%d"
   anonymous = "operator"
 }
+token "nodes" {
+  secret = %q
+  role   = "reporter"
+}
 level "spine" {
   attribute = "meta.spine"
 }
 level "leaf" {
   attribute = "meta.leaf"
 }
-`, filepath.Join(dir, "data"), c.NomadAddr, c.ConsulAddr, port)
+`, filepath.Join(dir, "data"), c.NomadAddr, c.ConsulAddr, c.plannerPort, reporterSecret)
 }
+
+// reporterSecret is the nodes' token, with which they may report their cards.
+const reporterSecret = "of-a-trial-cluster-on-one-machine"
+
+func plannerAddress(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
 
 // StartPlanner starts the planner, after Planner.Kill, and returns when it
 // answers.

@@ -15,11 +15,15 @@ type block map[string]any
 
 // deviceConfig is the configuration of the node's device plugin.
 func (n *node) deviceConfig() block {
-	return block{
+	b := block{
 		"fingerprint_period": "2s",
 		"state_dir":          filepath.Join(n.dir, "device"),
 		"simulated":          block{"file": n.cardsFile(), "node": n.Name},
 	}
+	if n.planner != "" {
+		b["report"] = block{"address": n.planner, "token_file": n.tokenFile()}
+	}
+	return b
 }
 
 // driverConfig is the configuration of the node's task driver.
@@ -58,6 +62,9 @@ func (b block) hcl(indent string) string {
 // cards describes the node's simulated cards: all alike, linked to each other,
 // with one network adapter.
 func (n *node) cards() string {
+	if n.Preset != "" {
+		return fmt.Sprintf("node %q {\n  preset = %q\n}\n", n.Name, n.Preset)
+	}
 	all := make([]string, n.Cards)
 	for i := range all {
 		all[i] = fmt.Sprint(i)

@@ -39,9 +39,10 @@ type Options struct {
 	// which only a planner is added. Its nodes must be called and equipped as
 	// Nodes says, and it must have no jobs: Close stops all.
 	NomadAddr, ConsulAddr string
-	// NoPlanner leaves the planner out. PlannerConfig is appended to its
-	// configuration.
+	// NoPlanner leaves the planner out; NoReports leaves it out of the device
+	// plugins' configuration. PlannerConfig is appended to the planner's.
 	NoPlanner     bool
+	NoReports     bool
 	PlannerConfig string
 	// Progress is told what is being done, a line each. Nil: nobody is.
 	Progress func(string)
@@ -53,6 +54,9 @@ type Node struct {
 	Cards             int
 	CPU               int // MHz
 	MemoryMB          int
+	// Preset of simulated cards (docs/devices.md) instead of Cards equal ones;
+	// Cards is how many whole ones it has.
+	Preset string
 }
 
 // Nodes gives n nodes named n1, n2, ... with so many cards each, two to a leaf
@@ -84,12 +88,13 @@ type Cluster struct {
 	Consul     *Process
 	Planner    *Process // nil without
 
-	nodes     []*node
-	nomad     backend
-	temporary bool
-	progress  func(string)
-	closing   sync.Once
-	closed    error
+	nodes       []*node
+	nomad       backend
+	plannerPort int
+	temporary   bool
+	progress    func(string)
+	closing     sync.Once
+	closed      error
 }
 
 // backend is a Nomad cluster, real or simulated.
@@ -113,10 +118,12 @@ type node struct {
 	consul    string
 	python    string
 	programs  string // folder of the example rank
+	planner   string // that its device plugin reports to; empty: none
 }
 
 func (n *node) plugins() string   { return filepath.Join(n.dir, "plugins") }
 func (n *node) cardsFile() string { return filepath.Join(n.dir, "cards.hcl") }
+func (n *node) tokenFile() string { return filepath.Join(n.dir, "card-token") }
 
 // Start brings a cluster up and returns when every node is ready with its
 // driver and its cards, and the planner answers. On an error everything is
@@ -147,6 +154,12 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 }
 
 func (c *Cluster) bringUp(ctx context.Context, o Options) (err error) {
+	if !o.NoPlanner {
+		// Known before the nodes start: their device plugins report there.
+		if c.plannerPort, err = freePort(); err != nil {
+			return fmt.Errorf("prepare the planner: %w", err)
+		}
+	}
 	if o.Kind == Existing {
 		err = c.attach(ctx, o)
 	} else {
@@ -166,6 +179,9 @@ func (c *Cluster) startNomad(ctx context.Context, o Options) (err error) {
 	}
 	for _, n := range o.Nodes {
 		made := &node{Node: n, dir: filepath.Join(c.Dir, n.Name), consul: c.ConsulAddr, python: o.Python, programs: filepath.Dir(o.Binaries.Rank)}
+		if c.plannerPort != 0 && !o.NoReports {
+			made.planner = plannerAddress(c.plannerPort)
+		}
 		if err := made.prepare(o.Binaries); err != nil {
 			return fmt.Errorf("prepare node %s: %w", n.Name, err)
 		}
@@ -219,6 +235,9 @@ func (n *node) prepare(b Binaries) (err error) {
 		if err := linkOrCopy(path, filepath.Join(n.plugins(), name)); err != nil {
 			return err
 		}
+	}
+	if err := os.WriteFile(n.tokenFile(), []byte(reporterSecret+"\n"), 0o600); err != nil {
+		return err
 	}
 	return os.WriteFile(n.cardsFile(), []byte(n.cards()), 0o644)
 }
