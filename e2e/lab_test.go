@@ -191,15 +191,19 @@ func poll(ctx context.Context, t *testing.T, what string, done func() error) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	var last error
 	for {
 		err := done()
 		if err == nil {
 			return
 		}
+		if ctx.Err() == nil || last == nil { // not that the time is over, but what was missing before
+			last = err
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("%s: %v: %v", what, ctx.Err(), err)
+			t.Fatalf("%s: %v: %v", what, ctx.Err(), last)
 		}
 	}
 }

@@ -19,6 +19,7 @@ func (n *node) deviceConfig() block {
 		"fingerprint_period": "2s",
 		"state_dir":          filepath.Join(n.dir, "device"),
 		"simulated":          block{"file": n.cardsFile(), "node": n.Name},
+		"prometheus":         block{"address": n.metrics()},
 	}
 	if n.planner != "" {
 		b["report"] = block{"address": n.planner, "token_file": n.tokenFile()}
@@ -26,13 +27,16 @@ func (n *node) deviceConfig() block {
 	return b
 }
 
+// metrics is where the node's device plugin serves Prometheus.
+func (n *node) metrics() string { return fmt.Sprintf("127.0.0.1:%d", n.firstPort+portsPerNode-1) }
+
 // driverConfig is the configuration of the node's task driver.
 func (n *node) driverConfig() block {
 	b := block{
 		"rendezvous": "consul",
 		"interface":  "lo",
 		"consul":     block{"address": n.consul},
-		"port_range": fmt.Sprintf("%d-%d", n.firstPort+portsPerNode/2, n.firstPort+portsPerNode-1),
+		"port_range": fmt.Sprintf("%d-%d", n.firstPort+portsPerNode/2, n.firstPort+portsPerNode-2),
 	}
 	if n.programs != "" {
 		b["path"] = n.programs + ":" + systemPath

@@ -69,6 +69,16 @@ func Nodes(n, cards int) []Node {
 	return nodes
 }
 
+// CardMetrics are the addresses (host:port) at which the nodes' device plugins
+// serve Prometheus; of an existing cluster they are not known.
+func (c *Cluster) CardMetrics() []string {
+	var out []string
+	for _, n := range c.nodes {
+		out = append(out, n.metrics())
+	}
+	return out
+}
+
 // maxKillTimeout bounds the time that a task may ask for to end: checkpoints
 // take long.
 const maxKillTimeout = 30 * time.Minute
@@ -114,7 +124,7 @@ type backend interface {
 type node struct {
 	Node
 	dir       string
-	firstPort int // of portsPerNode: the first half Nomad's, the second the driver's
+	firstPort int // of portsPerNode: the first half Nomad's, the second the driver's, the last the cards' metrics
 	consul    string
 	python    string
 	programs  string // folder of the example rank
