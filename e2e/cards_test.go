@@ -266,8 +266,18 @@ func TestOtherCardsStayPublished(t *testing.T) {
 	l.awaitCard(ctx, t, node, free[1], "draining", inState(contract.CardDraining))
 	l.awaitPublished(ctx, t, node, "gpu", 4, 2)
 
-	l.KillClient(node)
+	must.NoError(t, l.KillClient(node))
+	must.NoError(t, l.KillPlugin(node, trial.DevicePlugin)) // a real agent leaves it behind; the next one starts its own
+	killed := time.Now()
 	must.NoError(t, l.StartClient(node))
+	poll(ctx, t, "wait for the new agent's device plugin to report", func() error {
+		for _, n := range l.nodes(ctx, t) {
+			if n.Name == node && n.Reporting != nil && n.Reporting.At.After(killed) && n.Status == "ready" {
+				return nil
+			}
+		}
+		return fmt.Errorf("it does not")
+	})
 	l.awaitPublished(ctx, t, node, "gpu", 4, 2)
 	states := []string{}
 	for _, c := range l.cards(ctx, t, node) {
