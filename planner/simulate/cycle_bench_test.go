@@ -200,3 +200,65 @@ func BenchmarkCycle(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkChange is B6's table of what a cycle costs by what changed since the
+// last one: so many gangs ended, and as many came.
+func BenchmarkChange(b *testing.B) {
+	nodes := cycleSizes()[min(1, len(cycleSizes())-1)]
+	l := newLoad(b, nodes, min(4096, 10*nodes))
+	for _, ends := range []int{0, 1, 10, 100, 1000} {
+		b.Run(fmt.Sprintf("nodes=%d/ended=%d", nodes, ends), func(b *testing.B) {
+			var cpu []float64
+			l.cycle(b, ends)
+			for range b.N {
+				took, _ := l.cycle(b, ends)
+				cpu = append(cpu, took.cpu.Seconds()*1e3)
+			}
+			slices.Sort(cpu)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(quantile(cpu, .5), "cpu_p50_ms")
+		})
+	}
+}
+
+// BenchmarkReclaim is B6's large reclaim: a gang of four fifths of the nodes,
+// within its queue's guarantee, on a cluster full of gangs of one card each of
+// a queue that borrows.
+func BenchmarkReclaim(b *testing.B) {
+	for _, nodes := range cycleSizes() {
+		if nodes > 1000 {
+			continue
+		}
+		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
+			for range b.N {
+				cfg := core.Defaults()
+				owner, guest := core.DefaultQueue("owner"), core.DefaultQueue("guest")
+				owner.Guaranteed = core.Amounts{Models: map[core.Model]int{"card": nodes * 8}}
+				owner.Preempt.EvictionsPerDay = nodes * 8
+				cfg.Queues = []core.Queue{owner, guest}
+				w := NewWorld(epoch, &cfg, Nodes(Shape{Count: nodes, Cards: 8}))
+				d := decide.New()
+				for i := range nodes * 8 {
+					j := Job{ID: fmt.Sprintf("g%06d", i), Queue: "guest", Members: 1, Cards: 1}
+					_, err := w.Submit(j.gang(epoch))
+					must.NoError(b, err)
+				}
+				_, err := w.Apply(d.Decide(w.Snapshot()))
+				must.NoError(b, err)
+				w.Now = w.Now.Add(time.Hour)
+				d.Decide(w.Snapshot())
+				j := Job{ID: "large", Queue: "owner", Submit: time.Hour, Members: nodes * 4 / 5, Cards: 8}
+				_, err = w.Submit(j.gang(epoch))
+				must.NoError(b, err)
+				s := w.Snapshot()
+				began, cpu := time.Now(), cpuTime()
+				p := d.Decide(s)
+				b.ReportMetric(time.Since(began).Seconds()*1e3, "wall_ms")
+				b.ReportMetric((cpuTime()-cpu).Seconds()*1e3, "cpu_ms")
+				must.Len(b, 1, p.Starts)
+				must.Len(b, nodes*4/5*8, p.Evictions)
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}

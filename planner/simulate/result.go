@@ -231,7 +231,7 @@ func (r *Result) Figures() Figures {
 		w := o.Waited.Seconds()
 		wait = append(wait, w)
 		f.BoundedSlowdown += max(1, (w+o.Job.Run.Seconds())/max(10, o.Job.Run.Seconds()))
-		size := sizeClass(o.Job.milli())
+		size := sizeName(sizeClass(o.Job.milli()))
 		bySize[size] += w
 		sizeCount[size]++
 		if o.Job.milli() == largest {
@@ -279,17 +279,25 @@ func (r *Result) Figures() Figures {
 	return f
 }
 
-// sizeClass is the power of two of cards that a job's size reaches.
-func sizeClass(milli int64) string {
-	cards := (milli + 999) / 1000
+// sizeClass is the power of two of cards that a job's size reaches; 0: less
+// than one card.
+func sizeClass(milli int64) int64 {
 	if milli < 1000 {
-		return "<1"
+		return 0
 	}
+	cards := (milli + 999) / 1000
 	n := int64(1)
 	for n*2 <= cards {
 		n *= 2
 	}
-	return number(int(n), 0)
+	return n
+}
+
+func sizeName(size int64) string {
+	if size == 0 {
+		return "<1"
+	}
+	return number(int(size), 0)
 }
 
 func mean(v []float64) float64 {
