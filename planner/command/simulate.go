@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +19,7 @@ import (
 // simulateFlags say what a trace study runs on, and how.
 type simulateFlags struct {
 	nodes, policies                   list
-	inventory, snapshot, queue        string
+	inventory, snapshot, queue, svg   string
 	seed                              uint64
 	until, save, restart, checkpoints time.Duration
 	jobs                              int
@@ -50,6 +52,7 @@ func simulateCommand() Command {
 			f.DurationVar(&o.checkpoints, "checkpoints", 0, "Gangs save by themselves so `often`.")
 			f.Float64Var(&o.faults, "faults", 0, "Faults a day and thousand nodes (`rate`).")
 			f.DurationVar(&o.repair, "repair", 0, "How `long` a faulty node is out. Default: 4h.")
+			f.StringVar(&o.svg, "svg", "", "Draw plots into this `folder`: queue, wanted, utilisation and fragmentation over time, waits by size.")
 		},
 		Run: func(c *Call, args []string) error { return runSimulation(c, o, args[0]) },
 	}
@@ -89,7 +92,7 @@ func runSimulation(c *Call, o simulateFlags, path string) error {
 	if err != nil {
 		return err
 	}
-	figures := make([]simulate.Figures, len(policies))
+	figures, results := make([]simulate.Figures, len(policies)), make([]*simulate.Result, len(policies))
 	for i, p := range policies {
 		run := simulate.Options{Name: p.name, Seed: o.seed, Config: p.config, Nodes: nodes, Jobs: slices.Clone(jobs), Oracle: o.oracle, Save: o.save, Restart: o.restart,
 			Checkpoints: o.checkpoints, Until: o.until, Faults: simulate.Faults{PerThousandNodeDays: o.faults, Repair: o.repair}, Progress: c.progress(p.name)}
@@ -101,7 +104,11 @@ func runSimulation(c *Call, o simulateFlags, path string) error {
 			}
 			return err
 		}
-		figures[i] = r.Figures()
+		figures[i], results[i] = r.Figures(), r
+	}
+	plots, err := o.draw(results)
+	if err != nil {
+		return err
 	}
 	return c.print(struct {
 		Trace   string             `json:"trace"`
@@ -111,11 +118,35 @@ func runSimulation(c *Call, o simulateFlags, path string) error {
 		Nodes   int                `json:"nodes"`
 		Jobs    int                `json:"jobs"`
 		Figures []simulate.Figures `json:"figures"`
-	}{path, trace.SHA256, trace.Format, o.seed, len(nodes), len(jobs), figures}, func(w *screen) {
+		Plots   []string           `json:"plots,omitempty"`
+	}{path, trace.SHA256, trace.Format, o.seed, len(nodes), len(jobs), figures, plots}, func(w *screen) {
 		w.line("%s of %s on %s, seed %d.", count(len(jobs), "job"), path, count(len(nodes), "node"), o.seed)
 		w.line("")
 		w.figures(figures)
+		if len(plots) > 0 {
+			w.line("")
+			w.line("Plots: %s.", strings.Join(plots, ", "))
+		}
 	})
+}
+
+// draw writes the plots and tells their paths.
+func (o *simulateFlags) draw(results []*simulate.Result) ([]string, error) {
+	if o.svg == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(o.svg, 0o755); err != nil {
+		return nil, fmt.Errorf("simulate: make the folder for plots: %w", err)
+	}
+	var paths []string
+	for _, p := range simulate.Plots(results...) {
+		path := filepath.Join(o.svg, p.Name+".svg")
+		if err := os.WriteFile(path, []byte(p.SVG), 0o644); err != nil {
+			return nil, fmt.Errorf("simulate: write plot %s: %w", p.Name, err)
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
 }
 
 // cluster makes the nodes.
@@ -241,8 +272,14 @@ func (w *screen) figures(all []simulate.Figures) {
 		{"Bounded slowdown", func(f simulate.Figures) string { return fmt.Sprintf("%.2f", f.BoundedSlowdown) }},
 		{"Evictions", func(f simulate.Figures) string { return whole(f.Evictions) }},
 		{"Card hours lost", func(f simulate.Figures) string { return fmt.Sprintf("%.1f", f.LostCardHours) }},
+		{"Faults", func(f simulate.Figures) string { return whole(f.Faults) }},
+		{"Gangs hit, run again", func(f simulate.Figures) string { return fmt.Sprintf("%d, %d", f.Hit, f.Repaired) }},
+		{"Mean repair", func(f simulate.Figures) string { return seconds(f.MeanRepair) }},
+		{"Card hours lost to faults", func(f simulate.Figures) string { return fmt.Sprintf("%.1f", f.LostToFaults) }},
 		{"Promised starts", func(f simulate.Figures) string { return whole(f.Promises) }},
 		{"Promises broken", func(f simulate.Figures) string { return whole(f.BrokenPromises) }},
+		{"Promised start was off, median", func(f simulate.Figures) string { return seconds(f.PromiseErrorP50) }},
+		{"Promised start was off, 95 %", func(f simulate.Figures) string { return seconds(f.PromiseErrorP95) }},
 		{"Cycles", func(f simulate.Figures) string { return whole(f.Cycles) }},
 		{"99 % cycle", func(f simulate.Figures) string { return fmt.Sprintf("%.2f ms", f.CycleP99) }},
 	}

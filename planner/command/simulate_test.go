@@ -47,6 +47,16 @@ func TestSimulate(t *testing.T) {
 	must.StrContains(t, r.stdout, "Mean wait of the largest")
 	must.StrContains(t, r.stdout, "again")
 
+	plots := filepath.Join(dir, "plots")
+	r = s.run("simulate", "-nodes=4x8", "-svg="+plots, "-policy=a="+fifo, "-policy=b/c="+fifo, trace)
+	must.Eq(t, 0, r.code, must.Sprint(r.stderr))
+	for _, name := range []string{"queue", "wanted", "utilisation", "fragmentation", "waits-a", "waits-b-c"} {
+		svg, err := os.ReadFile(filepath.Join(plots, name+".svg"))
+		must.NoError(t, err)
+		must.StrHasPrefix(t, "<svg ", string(svg))
+		must.StrNotContains(t, string(svg), "no data", must.Sprint(name))
+	}
+
 	snap := filepath.Join(dir, "s.json")
 	must.Eq(t, 0, s.run("snapshot", "-o", snap).code)
 	for _, test := range []struct {

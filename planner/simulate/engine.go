@@ -94,6 +94,7 @@ type job struct {
 	tag     int
 	out     Outcome
 	queued  time.Time
+	hit     time.Time // by a fault that is not made good yet
 	running bool
 }
 
@@ -290,6 +291,9 @@ func (e *engine) cycle() error {
 	}
 	for _, g := range done.Resized {
 		if j := e.jobs[g.ID]; j != nil {
+			if !g.Damaged {
+				j.repaired(e.w.Now)
+			}
 			e.hold(j, 1)
 			e.run(j)
 		}
@@ -338,13 +342,26 @@ func (e *engine) started(gangs []*Gang) {
 			j.out.Started, j.out.Start = true, e.w.Now.Sub(epoch)
 		}
 		j.out.Nodes, j.out.Domains = e.spans(g)
+		j.repaired(e.w.Now)
 		e.hold(j, 1)
 		e.run(j)
 		if g.Attempt > 1 {
 			j.from = j.from.Add(e.o.Restart)
 			j.out.Lost += e.o.Restart
+			if j.gang.kind == core.EvictRepair {
+				j.out.LostToFaults += e.o.Restart
+			}
 			e.schedule(j)
 		}
+	}
+}
+
+// repaired notes that a gang runs again after a fault.
+func (j *job) repaired(now time.Time) {
+	if !j.hit.IsZero() {
+		j.out.Repairs++
+		j.out.Repairing += now.Sub(j.hit)
+		j.hit = time.Time{}
 	}
 }
 
@@ -401,7 +418,11 @@ func (e *engine) asked(j *job) {
 		if e.o.Checkpoints > 0 && !j.gang.Checkpoint.IsZero() {
 			kept = max(0, before-j.left-e.w.Now.Sub(j.gang.Checkpoint))
 		}
-		j.out.Lost += before - j.left - kept
+		lost := before - j.left - kept
+		j.out.Lost += lost
+		if j.gang.kind == core.EvictRepair {
+			j.out.LostToFaults += lost
+		}
 		j.left = before - kept
 	} else {
 		j.out.Lost += save

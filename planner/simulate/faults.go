@@ -59,6 +59,10 @@ func (f *faults) handle(ev event) error {
 		if g.State != core.GangRunning || !slices.ContainsFunc(g.Claims, func(c core.Claim) bool { return c.Node == node }) {
 			continue
 		}
+		if j := f.e.jobs[g.ID]; j != nil && !g.Damaged {
+			j.hit = w.Now
+			j.out.Hits++
+		}
 		g.Damaged = true
 		for i := range g.Claims {
 			if g.Claims[i].Node == node {

@@ -19,8 +19,12 @@ type Outcome struct {
 	Waited    time.Duration // in queues, over all attempts
 	Lost      time.Duration // work done twice, and saving and starting again
 	Evictions int
-	Nodes     int
-	Domains   []int
+	// Hits by faults, and how often and after how long in all it ran again;
+	// LostToFaults is the part of Lost that they cost.
+	Hits, Repairs           int
+	Repairing, LostToFaults time.Duration
+	Nodes                   int
+	Domains                 []int
 	// Promises: when it was first told a start, which, and whether it moved
 	// later without a stated cause.
 	Promised      bool
@@ -189,6 +193,11 @@ type Figures struct {
 	Makespan        float64            `json:"makespan_s"`
 	Evictions       int                `json:"evictions"`
 	LostCardHours   float64            `json:"lost_card_hours"`
+	Faults          int                `json:"faults"`
+	Hit             int                `json:"hit"`      // gangs that lost a node, as often as they did
+	Repaired        int                `json:"repaired"` // of those, that ran again
+	MeanRepair      float64            `json:"mean_repair_s"`
+	LostToFaults    float64            `json:"lost_to_faults_card_hours"` // of the card hours lost
 	Promises        int                `json:"promises"`
 	BrokenPromises  int                `json:"broken_promises"`
 	LateStarts      int                `json:"late_starts"` // later than first promised
@@ -210,7 +219,7 @@ type Bounds struct {
 
 // Figures computes the numbers of a result.
 func (r *Result) Figures() Figures {
-	f := Figures{Name: r.Name, Jobs: r.Jobs, Makespan: r.Makespan.Seconds(), Cycles: r.Cycles, Kinds: map[string]int{}, WaitBySize: map[string]float64{}}
+	f := Figures{Name: r.Name, Jobs: r.Jobs, Makespan: r.Makespan.Seconds(), Cycles: r.Cycles, Faults: r.Faults, Kinds: map[string]int{}, WaitBySize: map[string]float64{}}
 	var jct, wait, errs []float64
 	largest := int64(0)
 	for i := range r.Outcomes {
@@ -222,6 +231,10 @@ func (r *Result) Figures() Figures {
 		o := &r.Outcomes[i]
 		f.Evictions += o.Evictions
 		f.LostCardHours += o.Lost.Hours() * float64(o.Job.milli()) / 1000
+		f.LostToFaults += o.LostToFaults.Hours() * float64(o.Job.milli()) / 1000
+		f.Hit += o.Hits
+		f.Repaired += o.Repairs
+		f.MeanRepair += o.Repairing.Seconds()
 		if !o.Done {
 			continue
 		}
@@ -256,6 +269,7 @@ func (r *Result) Figures() Figures {
 	slices.Sort(wait)
 	slices.Sort(errs)
 	f.P50JCT, f.P99JCT, f.P99Wait, f.MaxWait = quantile(jct, .5), quantile(jct, .99), quantile(wait, .99), quantile(wait, 1)
+	f.MeanRepair /= float64(max(1, f.Repaired))
 	f.BoundedSlowdown /= float64(max(1, f.Done))
 	f.LargestWait /= float64(max(1, largestCount))
 	f.LargestFirst /= float64(max(1, largestCount))

@@ -61,6 +61,30 @@ func TestLargerClusterWaitsLess(t *testing.T) {
 	}
 }
 
+// Every gang that loses a node runs again elsewhere and ends, and the same seed
+// brings the same faults.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	o := options(t, 16)
+	o.Jobs = o.Jobs[:200]
+	o.Faults, o.Checkpoints, o.Seed = Faults{PerThousandNodeDays: 100}, 30*time.Minute, 7
+	r, err := Run(context.Background(), o)
+	must.NoError(t, err)
+	f := r.Figures()
+	must.Eq(t, 200, f.Done)
+	must.Positive(t, f.Hit)
+	must.Eq(t, f.Hit, f.Repaired)
+	must.Positive(t, f.LostToFaults)
+	must.LessEq(t, f.LostCardHours, f.LostToFaults)
+	again, err := Run(context.Background(), o)
+	must.NoError(t, err)
+	must.Eq(t, f.LostToFaults, again.Figures().LostToFaults)
+	o.Seed = 8
+	other, err := Run(context.Background(), o)
+	must.NoError(t, err)
+	must.NotEq(t, f.LostToFaults, other.Figures().LostToFaults)
+}
+
 func TestTraceNamesFaultyLines(t *testing.T) {
 	t.Parallel()
 	_, err := ParseTrace(strings.NewReader("vc,submit_s,duration_v100_s,gpus,job_type\na,0,10,1,x\na,-5,10,1,x\na,1,ten,0,x\n"))
