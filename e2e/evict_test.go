@@ -162,6 +162,27 @@ func TestPriorityEvictsInsideAQueue(t *testing.T) {
 	must.Eq(t, 2, l.awaitStage(ctx, t, "low", contract.StageComplete).Attempt)
 }
 
+// A grace that ends while a checkpoint is being written is extended.
+func TestGraceIsExtendedWhileSaving(t *testing.T) {
+	ctx, l := queues(t)
+	lab, prod := folder(t), folder(t)
+	touch(t, lab, "saves", "")
+	touch(t, lab, "saving", "")
+	l.submit(ctx, t, gangJob{name: "slow", queue: "lab", members: 4, cards: 4, meta: map[string]string{contract.MetaGrace: "5s"}, config: shellRanks(t, lab, 1)}.hcl())
+	awaitStarted(ctx, t, lab, 1, 4)
+	l.submit(ctx, t, gangJob{name: "patient", queue: "prod", members: 2, cards: 4, config: shellRanks(t, prod, 1)}.hcl())
+	for _, a := range l.allocations(ctx, t, "slow") {
+		l.awaitEvent(ctx, t, a.ID, "a checkpoint is being written: 5s more")
+	}
+	must.NoError(t, os.Remove(filepath.Join(lab, "saving")))
+	awaitStarted(ctx, t, prod, 1, 2)
+	evicted(t, l.await(ctx, t, "slow", "its queue", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Attempt == 1 }), contract.OutcomeCheckpointed, "patient")
+	touch(t, prod, "end", "")
+	touch(t, lab, "end", "")
+	must.Eq(t, 2, l.awaitStage(ctx, t, "slow", contract.StageComplete).Attempt)
+	l.awaitStage(ctx, t, "patient", contract.StageComplete)
+}
+
 // A gang of an urgent queue waits for nobody's grace, and for no guarantee.
 func TestUrgentQueueTakesItsPlaceAtOnce(t *testing.T) {
 	ctx, l := queues(t)

@@ -4,6 +4,7 @@
 #   <attempt>.<rank>.exit    it reads: ends with the code in there
 #   mark                     there: it marks progress
 #   end                      there: it ends well
+#   saving                   there: the checkpoint takes as long as it is there
 #   complete                 there: it says then that its work is complete, whatever it was asked
 #   gentle                   there at its start: asked to leave, it ends with 0
 #   saves                    there at its start: asked to leave, it marks a checkpoint and ends with 0, unless
@@ -22,6 +23,7 @@ while [ ! -e "$1/end" ]; do
   fi
   if [ -e "$1/saves" ] && [ -e "$MUSTER_PREEMPT_FILE" ] && [ ! -e "$1/linger" ]; then
     echo "checkpoint begin $step" >>"$MUSTER_PROGRESS_FILE"
+    while [ -e "$1/saving" ]; do sleep 0.1; done
     echo "checkpoint end $step" >>"$MUSTER_PROGRESS_FILE"
     echo "rank $RANK leaves after step $step"
     exit 0

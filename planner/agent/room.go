@@ -172,8 +172,10 @@ func (s *state) history(now time.Time) core.History {
 		if saved.RestartTime > 0 {
 			restarts = append(restarts, saved.RestartTime)
 		}
-		if at := e.gang.Checkpoint(); saved.Phase == lifecycle.Released && !at.IsZero() {
-			unsaved = append(unsaved, now.Sub(at))
+		if saved.Phase == lifecycle.Released {
+			if at := e.gang.Checkpoint(); !at.IsZero() {
+				unsaved = append(unsaved, now.Sub(at))
+			}
 		}
 	}
 	// Those that are decided and not asked yet count as well.
