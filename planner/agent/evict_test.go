@@ -3,6 +3,8 @@ package agent_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -283,4 +285,52 @@ func TestEvictionsOfADay(t *testing.T) {
 	b.submit(job{id: "second", count: 1, cards: 1, meta: in("prod")})
 	b.until("second", "waiting", func(g view.Gang) bool { return g.Stage == contract.StageQueued && g.Reason == core.ReasonCards })
 	must.Len(t, 0, b.allocs("second"))
+}
+
+// Many gangs of two queues and several priorities evict each other while the
+// planner is stopped and started again: every one of them is complete in the
+// end, none ever starts a part of its ranks, nobody evicts more often than the
+// budgets allow, and nothing is left.
+func TestManyEvictions(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 6, 1).twoQueues(3).direct()
+	b.within(2 * time.Minute).start()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	size := map[string]int{}
+	for i := range 16 {
+		id := fmt.Sprintf("g%02d", i)
+		size[id] = 1 + rnd.IntN(4)
+		queue := []string{"prod", "lab", "lab"}[rnd.IntN(3)]
+		priority := 40 + 10*rnd.IntN(4)
+		b.submit(job{id: id, count: size[id], cards: 1, meta: in(queue), args: []string{fmt.Sprintf("run=%dms", 50+rnd.IntN(150))}, more: func(j map[string]any) { j["Priority"] = priority }})
+		if i%5 == 4 {
+			b.stop()
+			b.start()
+		}
+	}
+	evictions := 0
+	for id, n := range size {
+		g := b.stage(id, contract.StageComplete)
+		mine := 0
+		for attempt := 1; attempt <= g.Attempt; attempt++ {
+			launched := b.members.launches("default/"+id, attempt)
+			must.True(t, launched == 0 || launched == n, must.Sprintf("%d of %d ranks of attempt %d of %s were started", launched, n, attempt, id))
+		}
+		for _, a := range g.Detail.Attempts {
+			if a.For != "" {
+				mine++
+			}
+		}
+		must.LessEq(t, 3, mine)
+		evictions += mine
+	}
+	must.Positive(t, evictions, must.Sprint("nobody was evicted: the test shows nothing"))
+	must.Len(t, 0, b.members.problems)
+	b.eventually("nothing is left", func() bool {
+		live := 0
+		for id := range size {
+			live += b.live(id)
+		}
+		return live == 0 && b.members.channel.Empty()
+	})
 }
