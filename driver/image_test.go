@@ -103,7 +103,9 @@ func newImageTrial(t *testing.T, members int, config map[string]any, change ...f
 	if config["image"] == nil {
 		config["image"] = needsPodman(t)
 	}
-	config["launcher"] = "ranks"
+	if config["launcher"] == nil {
+		config["launcher"] = "ranks"
+	}
 	if config["nproc_per_node"] == nil {
 		config["nproc_per_node"] = 1
 	}
@@ -343,4 +345,63 @@ func TestPullEnds(t *testing.T) {
 	began := time.Now()
 	tr.stop(time.Minute)
 	must.Less(t, 20*time.Second, time.Since(began))
+}
+
+// torchrun itself, of the host's Python, inside the container: its ranks' own
+// process numbers differ from the host's.
+func TestTorchrunInAnImage(t *testing.T) {
+	needTorch(t)
+	tr := newImageTrial(t, 2, map[string]any{"command": []any{"sh", "-c", `echo "rank $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT"; [ $RANK != 1 ] || exit 3; sleep 300`}, "launcher": "torchrun", "python": "/usr/bin/python3"})
+	for _, path := range []string{"/usr", "/etc/alternatives"} {
+		tr.plugin.config.Images.Mounts = append(tr.plugin.config.Images.Mounts, isolation.Mount{Host: path, Path: path, ReadOnly: true})
+	}
+	for _, path := range []string{"/lib", "/lib64"} {
+		tr.plugin.config.Images.Mounts = append(tr.plugin.config.Images.Mounts, isolation.Mount{Host: "/usr" + path, Path: path, ReadOnly: true})
+	}
+	tr.run()
+	r := tr.wait(1)
+	must.Eq(t, 3, r.ExitCode)
+	must.Eq(t, contract.OutcomeFailed, tr.exit(1).Outcome)
+	must.StrContains(t, tr.exit(1).Text, "rank 1 ended with code 3")
+	must.Eq(t, contract.OutcomePeer, tr.exit(0).Outcome)
+	tr.members[0].log.await(t, tr.ctx, "rank 0 of 2, restart 0")
+}
+
+// An engine that stays as long as its container: a script in Apptainer's place,
+// which runs what it is told to on the host.
+func TestEngineThatStays(t *testing.T) {
+	needsPodman(t) // for the driver's program, and as root
+	dir := t.TempDir()
+	fake := "#!/bin/sh\necho \"$@\" >>" + dir + "/calls\ncase $1 in pull) echo made >$3; exit;; esac\nwhile [ \"${1##*.}\" != sif ]; do shift; done; shift\nexec \"$@\"\n"
+	must.NoError(t, os.WriteFile(filepath.Join(dir, "apptainer"), []byte(fake), 0o755))
+	tr := newImageTrial(t, 1, map[string]any{"image": "registry.example/train:1", "command": []any{"/bin/sh", "-c", "echo up; setsid sleep 300 & exit 5"}})
+	tr.plugin.config.Path = dir + ":" + defaultPath
+	tr.plugin.config.Images.Engine, tr.plugin.config.Images.Cache = "apptainer", filepath.Join(dir, "cache")
+	tr.run()
+	must.Eq(t, 5, tr.wait(0).ExitCode)
+	tr.members[0].log.await(t, tr.ctx, "up")
+	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+	must.NoError(t, err)
+	lines := strings.Split(string(calls), "\n")
+	must.StrHasPrefix(t, "pull --force "+dir+"/cache/", lines[0])
+	must.StrHasSuffix(t, " docker://registry.example/train:1", lines[0])
+	must.StrHasPrefix(t, "exec --no-home --pid --writable-tmpfs --pwd / --mount type=bind,source="+tr.members[0].dir, lines[1])
+	must.StrContains(t, tr.eventsOf(tr.members[0]), "pulled image registry.example/train:1")
+}
+
+// The image's own files may be read-only for the ranks' user: what they need to
+// write, they can.
+func TestRanksThatMayNotWriteToTheImage(t *testing.T) {
+	script := `touch /bin/x /x 2>/dev/null && echo "wrote to the image"; touch /tmp/x /var/tmp/x && echo "step 1" >>$MUSTER_PROGRESS_FILE && echo "wrote where it may"`
+	tr := newImageTrial(t, 1, map[string]any{"command": []any{"sh", "-c", script}}, func(cfg *driver.TaskConfig) {
+		cfg.User = "nobody"
+		for dir := cfg.AllocDir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) { // the test's own folders are private
+			_ = os.Chmod(dir, 0o755)
+		}
+	})
+	tr.run()
+	must.Eq(t, 0, tr.wait(0).ExitCode)
+	tr.members[0].log.await(t, tr.ctx, "wrote where it may")
+	must.Eq(t, "wrote where it may", tr.members[0].log.text())
+	tr.awaitEvent(tr.members[0], "first progress")
 }
