@@ -25,6 +25,7 @@ package topology
 import (
 	"cmp"
 	"math/bits"
+	"slices"
 
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/cluster"
@@ -38,8 +39,9 @@ const exhaustive = 16
 // NVLink domain and none has enough.
 func Choose(d *cluster.Device, free []uint64, count int, whole bool, cost []uint8) []int32 {
 	n := cluster.Count(free)
+	whole = whole && count > 1 // one card is in one domain whatever is known of it
 	switch {
-	case count > n || whole && len(d.Islands) == 0 && count > 1:
+	case count > n || whole && len(d.Islands) == 0:
 		return nil
 	case d.Flat && cost == nil:
 		return lowest(free, count)
@@ -238,6 +240,7 @@ func pick(d *cluster.Device, free, within []uint64, count int) []int32 {
 			}
 		}
 	}
+	slices.Sort(out)
 	return out
 }
 
