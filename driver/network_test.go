@@ -178,7 +178,7 @@ func TestSlowLinkIsRefusedByName(t *testing.T) {
 	must.True(t, p.Site)
 	must.StrContains(t, p.Text, "interface data0) to member 0 on n1")
 	must.StrContains(t, p.Text, "muster_min_bandwidth asks for 0.1")
-	must.RegexMatch(t, regexp.MustCompile(`is 0\.0(1|2)\d* Gbit/s`), p.Text)
+	must.RegexMatch(t, regexp.MustCompile(`carries 0\.0(1|2)\d* Gbit/s`), p.Text)
 	// n1 sends to n2 as fast as ever: only the slow way is to blame.
 	key := gang.members[0].cfg.AllocID + ".train"
 	gang.planner.Await(gang.ctx, 1, "the other is ready", func(all map[string]contract.Report) bool { return all[key].State == contract.StateReady })

@@ -127,7 +127,7 @@ func (s *supervisor) checkBandwidth(a member.Preflight) []contract.Problem {
 	for range probes {
 		rate, err := bandwidth.Measure(s.ctx, streams, func(ctx context.Context) (float64, error) { return sendTo(ctx, dialer, where) })
 		if err != nil {
-			return []contract.Problem{{What: "bandwidth", Site: true, Peer: peer.Node, Text: fmt.Sprintf("bandwidth %s cannot be measured: %v", from, err)}}
+			return []contract.Problem{{What: "bandwidth", Site: true, Peer: peer.Node, Text: fmt.Sprintf("the way %s cannot be measured: %v", from, err)}}
 		}
 		if best = max(best, rate); best >= want {
 			s.log.Info("bandwidth", "to", peer.Node, "gbit/s", best, "wanted", want)
@@ -135,7 +135,7 @@ func (s *supervisor) checkBandwidth(a member.Preflight) []contract.Problem {
 		}
 	}
 	return []contract.Problem{{What: "bandwidth", Site: true, Peer: peer.Node,
-		Text: fmt.Sprintf("bandwidth %s is %.3g Gbit/s, and %s asks for %g (best of %d tries over %d connections)", from, best, contract.MetaMinBandwidth, want, probes, streams)}}
+		Text: fmt.Sprintf("the way %s carries %.3g Gbit/s, and %s asks for %g (best of %d tries over %d connections)", from, best, contract.MetaMinBandwidth, want, probes, streams)}}
 }
 
 func sendTo(ctx context.Context, d net.Dialer, where string) (float64, error) {

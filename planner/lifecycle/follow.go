@@ -270,6 +270,7 @@ func (g *Gang) concluded(v Seen, ends []ending) []Effect {
 func (g *Gang) broken(v Seen, ends []ending) []Effect {
 	s := &g.Saved
 	var worst *ending
+	var gone []int
 	for i := range ends {
 		e := &ends[i]
 		if e.exit == nil {
@@ -278,10 +279,16 @@ func (g *Gang) broken(v Seen, ends []ending) []Effect {
 				continue
 			}
 			if g.lostFor(v, e.alloc, "lost/"+memberKey(e)) {
+				if next, ok := g.goesOn([]int{i}); ok {
+					return []Effect{Save{next}, Publish{g.asking(next.Record)}}
+				}
 				return g.stop(v, *s, Stop{Reason: ReasonNodeLost, Site: true, Member: e.index,
 					Text: fmt.Sprintf("node %s is out of contact for %s", e.alloc.NodeName, g.set.LostGrace)})
 			}
 			continue
+		}
+		if e.exit.Outcome != contract.OutcomeComplete {
+			gone = append(gone, i)
 		}
 		if e.exit.Outcome != contract.OutcomeComplete && (worst == nil || worse(e.exit, worst.exit)) {
 			worst = e
@@ -289,6 +296,9 @@ func (g *Gang) broken(v Seen, ends []ending) []Effect {
 	}
 	if worst == nil {
 		return nil
+	}
+	if next, ok := g.goesOn(gone); ok {
+		return []Effect{Save{next}, Publish{g.asking(next.Record)}}
 	}
 	// Members report one after the other: the first to fail names the cause, so
 	// those that were only pulled along are given a moment to be overtaken.
