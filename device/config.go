@@ -22,6 +22,7 @@ var SourceNames = []string{"nvml", "rdma", "amd", "ascend", "intel", "simulated"
 // Config is the plugin block, checked.
 type Config struct {
 	Sources        []string
+	SourcesNamed   bool // by the operator; else those of all vendors are looked for
 	Simulated      Simulated
 	StateDir       string
 	Period         time.Duration // between two scans
@@ -229,7 +230,7 @@ func ParseConfig(msgpack []byte) (Config, error) {
 		return Config{}, err
 	}
 	var f configFaults
-	c := Config{Sources: raw.Sources, StateDir: raw.StateDir, TrustUserspace: raw.TrustUserspace, Ignore: raw.Ignore, Policy: health.Default()}
+	c := Config{Sources: raw.Sources, SourcesNamed: len(raw.Sources) > 0, StateDir: raw.StateDir, TrustUserspace: raw.TrustUserspace, Ignore: raw.Ignore, Policy: health.Default()}
 	for i, s := range raw.Sources {
 		if !slices.Contains(SourceNames, s) {
 			f.add("sources", s, "one of "+strings.Join(SourceNames, ", "))

@@ -120,6 +120,7 @@ func (m *Monitor) Run(ctx context.Context) {
 		names = append(names, s.Name())
 	}
 	reg := newRegistry(loaded, m.config.Policy, names, time.Now())
+	reg.named = m.config.SourcesNamed
 
 	pokes := map[string]chan struct{}{}
 	first := make(chan string, len(names))

@@ -559,3 +559,40 @@ func TestStatsStream(t *testing.T) {
 		must.Eq(t, 400.0, *nic.Summary.Float)
 	})
 }
+
+// absent is a source with nothing to ask on this host.
+type absent struct{}
+
+func (absent) Name() string { return "ascend" }
+func (absent) Scan(context.Context) (card.Scan, error) {
+	return card.Scan{Absent: "npu-smi is not installed"}, nil
+}
+func (absent) Sample(context.Context) (map[string]card.Sample, error) { return nil, nil }
+
+// A host without a vendor's cards is nothing to warn of, unless the operator
+// says that it has some.
+func TestAbsentVendor(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		sources []string
+		level   string
+	}{{nil, "[INFO]"}, {[]string{"simulated", "ascend"}, "[WARN]"}} {
+		bubble(t, small, func(r *rig) {
+			r.extra = []device.Source{absent{}}
+			if test.sources != nil {
+				r.config["sources"] = test.sources
+			}
+			r.start()
+			time.Sleep(time.Minute)
+			r.settle()
+			lines := 0
+			for _, line := range strings.Split(r.logged(), "\n") {
+				if strings.Contains(line, "npu-smi") {
+					lines++
+					must.StrContains(t, line, test.level)
+				}
+			}
+			must.Eq(t, 1, lines, must.Sprint(r.logged()))
+		})
+	}
+}

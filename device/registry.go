@@ -27,6 +27,9 @@ type registry struct {
 	damaged bool
 	// sources are the configured ones: cards of others are kept, not published.
 	sources map[string]bool
+	// named: the configuration names the sources, so that one which finds nothing
+	// to ask is worth a warning.
+	named bool
 	// verdicts of all cards, by id.
 	verdicts map[string]health.Verdict
 	// reachable cards answered at their last scan in this process.
@@ -96,6 +99,14 @@ func (r *registry) sayOnce(key, text string, args ...any) {
 		}
 		r.said[key] = true
 		r.say(true, text, args...)
+	}
+}
+
+// mentionOnce is sayOnce for what is no reason to worry.
+func (r *registry) mentionOnce(key, text string, args ...any) {
+	if !r.said[key] {
+		r.said[key] = true
+		r.say(false, text, args...)
 	}
 }
 
@@ -177,6 +188,15 @@ func (r *registry) scan(source string, s card.Scan, at time.Time) {
 	}
 	for _, n := range s.Notes {
 		say(n, n)
+	}
+	switch {
+	case s.Absent == "":
+	case r.named || len(r.ids(source)) > 0:
+		say(s.Absent, s.Absent)
+	default:
+		key := source + " says " + s.Absent
+		stands[key] = true
+		r.mentionOnce(key, s.Absent, "source", source)
 	}
 	for _, l := range s.Lost {
 		say(fmt.Sprint("lost ", l.Index, l.Why), "a card cannot be asked", "index", l.Index, "slot", l.Bus.String(), "why", l.Why)

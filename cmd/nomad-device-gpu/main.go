@@ -72,7 +72,7 @@ func serve() {
 	// A plugin lives beside the work: rather a little time than memory. What
 	// the start needed is given back once it is over.
 	debug.SetGCPercent(30)
-	time.AfterFunc(15*time.Second, debug.FreeOSMemory)
+	time.AfterFunc(15*time.Second, settle)
 	log := base.NewLogger("nomad-device-gpu")
 	p := device.New(build, log)
 	defer p.Close()

@@ -195,7 +195,7 @@ var linked = map[string]bool{"HCCS": true, "HCCS_SW": true, "SIO": true}
 func (s *Source) Scan(ctx context.Context) (card.Scan, error) {
 	info, err := s.run(ctx, "info")
 	if errors.Is(err, exec.ErrNotFound) {
-		return card.Scan{Notes: []string{"npu-smi is not installed: Ascend NPUs are not seen"}}, nil
+		return card.Scan{Absent: "npu-smi is not installed: Ascend NPUs are not seen"}, nil
 	}
 	if err != nil {
 		return card.Scan{}, fmt.Errorf("list Ascend NPUs: %w", err)

@@ -108,7 +108,7 @@ func TestNoTool(t *testing.T) {
 	scan, err := New(func(context.Context, ...string) (string, error) { return "", exec.ErrNotFound }, "").Scan(context.Background())
 	must.NoError(t, err)
 	must.SliceEmpty(t, scan.Cards)
-	must.StrContains(t, scan.Notes[0], "npu-smi is not installed")
+	must.StrContains(t, scan.Absent, "npu-smi is not installed")
 	_, err = New(func(context.Context, ...string) (string, error) {
 		return "", errors.New("dcmi module initialize failed")
 	}, "").Scan(context.Background())

@@ -98,6 +98,9 @@ type Scan struct {
 	// Notes are remarks for the log; one that was said is not said again while
 	// it stands.
 	Notes []string
+	// Absent says that the source has nothing to ask on this host: no driver, no
+	// tool. That is as it should be, unless the configuration names the source.
+	Absent string
 	// Boot is the boot id of the machine. Empty: the host's own.
 	Boot string
 	// Driver names the driver's present life: another name means that it was

@@ -130,5 +130,5 @@ func TestNoLibrary(t *testing.T) {
 	t.Parallel()
 	out := ask(t, filepath.Join(t.TempDir(), "libnvidia-ml.so.1"))
 	must.SliceEmpty(t, out.Scan.Cards)
-	must.StrContains(t, out.Scan.Notes[0], "cannot be opened")
+	must.StrContains(t, out.Scan.Absent, "cannot be opened")
 }

@@ -51,6 +51,9 @@ func (s *Source) Name() string { return name }
 // errAbsent is the absence of the driver, which is no fault.
 var errAbsent = errors.New("NVML is absent")
 
+// errUnloaded is an absence that somebody may want to mend.
+var errUnloaded = fmt.Errorf("%w: the library is there, but the driver is not loaded (modprobe nvidia): NVIDIA cards are not seen", errAbsent)
+
 // start makes the library ready. Where it is or becomes unusable, the next call
 // tries again.
 func (s *Source) start() error {
@@ -72,7 +75,7 @@ func (s *Source) start() error {
 		}
 		return fmt.Errorf("%w: %s cannot be opened, so there is no NVIDIA driver here: NVIDIA cards are not seen", errAbsent, library)
 	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return fmt.Errorf("%w: the library is there, but the driver is not loaded (modprobe nvidia): NVIDIA cards are not seen", errAbsent)
+		return errUnloaded
 	default:
 		return fmt.Errorf("start NVML: %s", text(ret))
 	}
@@ -135,8 +138,11 @@ func ask[T any](s *Source, function string, call func() (T, nvml.Return)) (T, nv
 // Scan lists the cards.
 func (s *Source) Scan(context.Context) (card.Scan, error) {
 	err := s.start()
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, errUnloaded) {
 		return card.Scan{Notes: []string{err.Error()}}, nil
+	}
+	if errors.Is(err, errAbsent) {
+		return card.Scan{Absent: err.Error()}, nil
 	}
 	if err != nil {
 		return card.Scan{}, err

@@ -19,7 +19,7 @@ func (*Source) Name() string { return name }
 
 // Scan says why there is no card.
 func (*Source) Scan(context.Context) (card.Scan, error) {
-	return card.Scan{Notes: []string{"NVML is absent from this build, which was made without cgo: NVIDIA cards are not seen"}}, nil
+	return card.Scan{Absent: "NVML is absent from this build, which was made without cgo: NVIDIA cards are not seen"}, nil
 }
 
 // Sample measures nothing.

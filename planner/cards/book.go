@@ -21,7 +21,8 @@
 //
 // A report is the whole truth of one node at one time, so nothing has to be
 // repeated, and a planner that starts knows a node again with its next report.
-// Of each reporter the highest sequence number counts; the same report twice
+// What it knew of bad cards before it started counts until their node has
+// reported, or for Inherit: Nomad's word may be older than that. Of each reporter the highest sequence number counts; the same report twice
 // changes nothing. A reporter of the same node name replaces the one before it,
 // unless its report is the older one. Memory is bounded: MostReporters of
 // MostCards cards each, and only the last report of each.
@@ -60,6 +61,9 @@ import (
 const (
 	MostReporters = 20000
 	MostCards     = 1024 // of one report
+	// Inherit is how long what an earlier life of the planner knew of bad cards
+	// counts, where their nodes do not report: Nomad takes 6 to 10 s.
+	Inherit = 30 * time.Second
 )
 
 // Settings of a Book.
@@ -90,6 +94,10 @@ type Book struct {
 	total     int // cards of Settings.CardTypes in Nomad
 	saved     Saved
 	turned    []turn
+	// inherited are the cards that were out when the planner started, by node,
+	// until inheritedUntil.
+	inherited      map[core.NodeID]map[string]Out
+	inheritedUntil time.Time
 }
 
 // node is one of Nomad's nodes.
@@ -255,6 +263,7 @@ func (b *Book) Report(r contract.CardReport, by string, now time.Time) (contract
 	b.resolve(k)
 	changes := b.done(k.node, r.Done, now)
 	left[k.node] = true
+	delete(b.inherited, k.node)
 	for id := range left {
 		if n := b.nodes[id]; n != nil {
 			changes.add(b.judge(n, now))
@@ -363,6 +372,15 @@ func (b *Book) Pass(now time.Time) Changes {
 			b.forget(r) // its node was judged without it when it fell silent
 		}
 	}
+	if len(b.inherited) > 0 && !now.Before(b.inheritedUntil) {
+		old := b.inherited
+		b.inherited = nil
+		for id := range old {
+			if n := b.nodes[id]; n != nil {
+				changes.add(b.judge(n, now))
+			}
+		}
+	}
 	changes.add(b.expire(now))
 	return changes
 }
@@ -384,6 +402,9 @@ func (b *Book) judge(n *node, now time.Time) Changes {
 		}
 		if v == old || !was && v.State == core.CardHealthy {
 			return
+		}
+		if v.Usable() != old.Usable() || !v.Usable() && v.State != old.State {
+			changes.Save = b.note(n.of.ID, id, v) || changes.Save
 		}
 		if len(changes.Nodes) == 0 {
 			changes.Nodes = []core.NodeID{n.of.ID}
@@ -439,6 +460,9 @@ func (b *Book) verdict(n *node, id string) Verdict {
 		} else if g != nil && speaksFor(&r.last, g) {
 			worse(Verdict{State: core.CardDraining, Why: "its node's device plugin does not list it any more", Since: r.last.At, From: "report"})
 		}
+	}
+	if o, ok := b.inherited[n.of.ID][id]; ok {
+		worse(Verdict{State: stateOf(o.State), Why: o.Why, Since: o.Since, From: "report"})
 	}
 	if c != nil {
 		v := Verdict{State: c.State, Why: c.Why, From: "nomad"}

@@ -265,6 +265,36 @@ func TestReportBeforeNomad(t *testing.T) {
 	must.Eq(t, "0:draining", d.states("other"))
 }
 
+// A planner that starts does not take Nomad's older word for a card that it knew
+// to be bad.
+func TestBadCardOverARestart(t *testing.T) {
+	t.Parallel()
+	d := newDesk(2, 3)
+	d.tell(t, d.report("a", "n0", 3, map[int]string{0: contract.CardQuarantined, 1: contract.CardDraining, 2: contract.CardSuspect}))
+	must.Len(t, 2, d.Saved().Out)
+	restart := func() *desk {
+		next := &desk{Book: NewBook(DefaultSettings()), now: d.now, seq: d.seq}
+		next.take(next.Restore(d.Saved(), d.now))
+		next.nomad("n0", 3, nil) // has not heard yet
+		return next
+	}
+	next := restart()
+	must.Eq(t, "0:quarantined 1:draining", next.states("n0"))
+	must.Eq(t, "", next.turned())
+	next.tell(t, next.report("a", "n0", 3, map[int]string{0: contract.CardQuarantined}))
+	must.Eq(t, "0:quarantined", next.states("n0"), must.Sprint("the node's own word takes its place"))
+	must.Len(t, 1, next.Saved().Out)
+
+	next = restart() // the node is silent: Nomad's word counts once it had its time
+	next.now = next.now.Add(Inherit - time.Second)
+	next.take(next.Pass(next.now))
+	must.Eq(t, "0:quarantined 1:draining", next.states("n0"))
+	next.now = next.now.Add(time.Second)
+	next.take(next.Pass(next.now))
+	must.Eq(t, "", next.states("n0"))
+	must.SliceEmpty(t, next.Saved().Out)
+}
+
 // A quarantine is told once, over restarts, however it is learned of.
 func TestQuarantineIsToldOnce(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -44,6 +45,53 @@ type Saved struct {
 	// Announced are the quarantines that were told: a digest of node and card, and
 	// since when in Unix seconds.
 	Announced []string `json:"announced,omitempty"`
+	// Out are the cards that may not be used, so that a planner which starts does
+	// not take Nomad's older word for them.
+	Out []Out `json:"out,omitempty"`
+}
+
+// Out is a card that may not be used.
+type Out struct {
+	Node  core.NodeID `json:"node"`
+	Card  string      `json:"card"`
+	State string      `json:"state"`
+	Why   string      `json:"why,omitempty"`
+	Since time.Time   `json:"since,omitzero"`
+}
+
+// mostOut are kept; where more are out at once, Nomad's word counts for the
+// others after a restart.
+const (
+	mostOut    = 300
+	mostOutWhy = 80 // bytes
+)
+
+// note keeps what is saved of cards that are out in step with a verdict, and
+// tells whether it changed.
+func (b *Book) note(node core.NodeID, card string, v Verdict) bool {
+	at := slices.IndexFunc(b.saved.Out, func(o Out) bool { return o.Node == node && o.Card == card })
+	if v.Usable() || v.From == "planner" { // suspicions are saved as such
+		if at < 0 {
+			return false
+		}
+		b.saved.Out = slices.Delete(slices.Clone(b.saved.Out), at, at+1)
+		return true
+	}
+	o := Out{Node: node, Card: card, State: StateName(v.State), Why: v.Why, Since: v.Since}
+	if len(o.Why) > mostOutWhy {
+		o.Why = strings.ToValidUTF8(o.Why[:mostOutWhy], "") + "..."
+	}
+	out := slices.Clone(b.saved.Out)
+	switch {
+	case at >= 0:
+		out[at] = o
+	case len(out) < mostOut:
+		out = append(out, o)
+	default:
+		return false
+	}
+	b.saved.Out = out
+	return true
 }
 
 func newSaved() Saved { return Saved{V: 1} }
@@ -57,6 +105,13 @@ func (b *Book) Restore(s Saved, now time.Time) Changes {
 		return Changes{}
 	}
 	b.saved = s
+	b.inherited, b.inheritedUntil = map[core.NodeID]map[string]Out{}, now.Add(Inherit)
+	for _, o := range s.Out {
+		if b.inherited[o.Node] == nil {
+			b.inherited[o.Node] = map[string]Out{}
+		}
+		b.inherited[o.Node][o.Card] = o
+	}
 	var changes Changes
 	for id, n := range b.nodes {
 		changes.add(b.judge(n, now))
