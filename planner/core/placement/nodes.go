@@ -77,7 +77,7 @@ func (s *search) nodes(v *view, k scope, n int) []pick {
 		}
 		return cmp.Or(order, cmp.Compare(min(s.fit(v, b), n), min(s.fit(v, a), n)), cmp.Compare(v.score[a], v.score[b]), cmp.Compare(a, b))
 	})
-	limits := v.properties()
+	limits := s.properties(v)
 	var out []pick
 	for i, node := range all {
 		take := min(s.fit(v, node), n)
@@ -111,7 +111,7 @@ func (s *search) nodes(v *view, k scope, n int) []pick {
 // in each domain from the outside in, then on the node, then the score.
 func (s *search) spread(v *view, k scope, n int) []pick {
 	c := s.p.c
-	limits := v.properties()
+	limits := s.properties(v)
 	members := map[int32]int{}
 	inDomain := make([]map[int32]int, len(c.Levels))
 	for l := range inDomain {
@@ -185,24 +185,26 @@ func (s *search) spread(v *view, k scope, n int) []pick {
 	return out
 }
 
-// deviation is how full a node's value of a spread block is, in thousandths of
-// what is wished for it: of its target's share, or of an equal one.
+// deviation is how full a node's value of a spread block would be with one member
+// more, in thousandths of what is wished for it: of its target's share, or of an
+// equal one.
 func deviation(b *core.Spread, have map[string]int, n *core.Node, members int) int {
 	value, ok := feasible.Value(n, b.Attribute)
 	if !ok {
 		return 1 << 30
 	}
+	with := have[value] + 1
 	if len(b.Targets) == 0 {
-		return have[value] * 1000
+		return with * 1000
 	}
 	stated := 0
 	for _, t := range b.Targets {
 		if t.Value == value {
-			return have[value] * 100_000 / max(1, t.Percent*members)
+			return with * 100_000 / max(1, t.Percent*members)
 		}
 		stated += t.Percent
 	}
-	return have[value] * 100_000 / max(1, (100-stated)*members)
+	return with * 100_000 / max(1, (100-stated)*members)
 }
 
 // property tells whether the members are bound by distinct_property.
@@ -215,13 +217,19 @@ type limit struct {
 	used   map[string]int
 }
 
-func (v *view) properties() []limit {
+// properties are the distinct_property constraints of a view. One that all groups
+// of the gang have is the job's and counts over all of them.
+func (s *search) properties(v *view) []*limit {
 	if !v.distinctProperty {
 		return nil
 	}
-	var out []limit
+	var out []*limit
 	for _, k := range v.group.Constraints {
 		if k.Operand != "distinct_property" {
+			continue
+		}
+		if l := s.limits[k]; l != nil {
+			out = append(out, l)
 			continue
 		}
 		most := 1
@@ -232,7 +240,14 @@ func (v *view) properties() []limit {
 			}
 			most = n
 		}
-		out = append(out, limit{k.Left, most, map[string]int{}})
+		l := &limit{k.Left, most, map[string]int{}}
+		out = append(out, l)
+		if len(s.o.views) > 1 && !slices.ContainsFunc(s.o.views, func(o *view) bool { return !slices.Contains(o.group.Constraints, k) }) {
+			if s.limits == nil {
+				s.limits = map[core.Constraint]*limit{}
+			}
+			s.limits[k] = l
+		}
 	}
 	return out
 }

@@ -14,10 +14,11 @@ type search struct {
 	r      *Request
 	o      *Option
 	opt    Options
-	used   map[int32]bool // nodes taken, where no two members share one
-	counts []int32        // scratch
-	steps  int            // left for placing groups together
-	slow   bool           // some nodes are out: rooms are counted node by node
+	used   map[int32]bool             // nodes taken, where no two members share one
+	counts []int32                    // scratch
+	steps  int                        // left for placing groups together
+	limits map[core.Constraint]*limit // of the whole job
+	slow   bool                       // some nodes are out: rooms are counted node by node
 }
 
 // scope is a run of blocks.
@@ -355,12 +356,16 @@ func (s *search) split(v *view, level int, parts []part, n int) []part {
 // the cluster as it was, where one of them does not fit.
 func (s *search) fill(k scope) []Member {
 	mark := s.p.c.Mark()
+	s.limits = nil
 	var members []Member
 	var used []int32
 	fail := func() []Member {
 		s.p.c.Rollback(mark)
 		for _, n := range used {
 			delete(s.used, n)
+		}
+		for _, v := range s.o.views { // they may have looked at what is undone now
+			v.refresh()
 		}
 		return nil
 	}
@@ -476,7 +481,7 @@ func (s *search) oneNode() []Member {
 	for _, k := range all {
 		mark := s.p.c.Mark()
 		members := []Member{}
-		ok := !s.r.distinct
+		ok := !s.r.distinct && s.alone(k.node)
 		for _, i := range s.o.order {
 			for range s.want(i) {
 				m, fits := s.take(s.o.views[i], k.node)
@@ -493,6 +498,21 @@ func (s *search) oneNode() []Member {
 		s.p.c.Rollback(mark)
 	}
 	return nil
+}
+
+// alone tells whether distinct_property lets all members be on one node.
+func (s *search) alone(n int32) bool {
+	s.limits = nil
+	src := s.p.c.Nodes[n].Src
+	for i, v := range s.o.views {
+		for _, l := range s.properties(v) {
+			if l.left(src) < s.want(i) {
+				return false
+			}
+			l.use(src, s.want(i))
+		}
+	}
+	return true
 }
 
 // take puts one member on a node.
