@@ -141,7 +141,7 @@ func (m *Member) followWorld(now time.Time, todo *actions) {
 	if m.record.Round > m.elastic.round {
 		m.elastic.round = m.record.Round
 		if want := m.wanted(); m.elastic.members != nil && !sameMembers(want, m.elastic.members) {
-			m.leave(now, m.record.Settle, fmt.Sprintf("round %d: the gang goes on with %d members", m.record.Round, len(want)), todo)
+			m.leave(now, m.record.Settle, fmt.Sprintf("round %d: the gang goes on with %s", m.record.Round, count(len(want), "member")), todo)
 		}
 	}
 	if e := m.movedStore(); e != nil && e.Move > m.elastic.move && !m.hosts() && m.launch > 0 {
@@ -299,7 +299,7 @@ func (m *Member) lose(now time.Time, peer contract.Member, how string, todo *act
 	case len(left) < m.record.Min || m.record.Min == 0:
 		m.end(now, cause{contract.OutcomePeer, fmt.Sprintf("%s; %d are left, and the gang needs %d", text, len(left), max(m.record.Min, len(left)+1)), -1}, todo)
 	default:
-		m.leave(now, 0, fmt.Sprintf("%s; the gang goes on with %d members", text, len(left)), todo)
+		m.leave(now, 0, fmt.Sprintf("%s; the gang goes on with %s", text, count(len(left), "member")), todo)
 	}
 }
 
@@ -320,7 +320,7 @@ func (m *Member) meetAnew(now time.Time, todo *actions) {
 		m.elastic.move++
 		want := m.wanted()
 		todo.add(MoveStore{Launch: m.launch, Attempt: m.attempt, World: m.world().Name, Move: m.elastic.move, Members: want, Round: m.record.Round,
-			Why: fmt.Sprintf("%d members meet anew", len(want))})
+			Why: "a world of " + count(len(want), "member")})
 		return
 	}
 	if e == nil || e.Move <= m.elastic.move || e.Round < m.elastic.round || !slices.Contains(e.Members, m.setup.Self.Key()) {

@@ -318,7 +318,7 @@ func (m *Member) preflight(now time.Time, e Checked, todo *actions) {
 
 // passed says what a green preflight found.
 func passed(r contract.Report) string {
-	text := fmt.Sprintf("%d ranks, %d cards", r.Ranks, len(r.Cards))
+	text := count(r.Ranks, "rank") + ", " + count(len(r.Cards), "card")
 	if r.Address != "" {
 		text += ", reached at " + r.Address
 	}
@@ -326,6 +326,13 @@ func passed(r contract.Report) string {
 		text += " on " + r.Interface
 	}
 	return text
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // release launches the member where its record and its preflight allow it.
