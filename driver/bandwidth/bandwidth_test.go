@@ -64,7 +64,7 @@ func TestMeasureThrottled(t *testing.T) {
 	for _, streams := range []int{1, 3} {
 		rate, err := Measure(t.Context(), streams, send(t, to))
 		must.NoError(t, err)
-		must.Between(t, 0.016*float64(streams)*0.9, rate, 0.016*float64(streams)*1.1)
+		must.Between(t, 0.016*float64(streams)*0.7, rate, 0.016*float64(streams)*1.4) // the pace is kept by sleeping
 	}
 }
 

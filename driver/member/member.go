@@ -362,58 +362,6 @@ func (m *Member) start(todo *actions) {
 	todo.add(Launch{Number: m.launch, Record: m.record, Member: m.index, Endpoint: m.endpoint})
 }
 
-// world of this member in the record in force.
-func (m *Member) world() contract.World {
-	w, _, _ := m.record.WorldOf(m.index)
-	return w
-}
-
-func (m *Member) hosts() bool { return m.world().HostMember == m.index }
-
-// movedStore is where the store moved to, nil where it stands as the record
-// says.
-func (m *Member) movedStore() *contract.Endpoint {
-	if e, ok := m.sight.Endpoints[m.world().Name]; ok && e.Move > 0 {
-		return &e
-	}
-	return nil
-}
-
-// followStore starts a member anew whose store moved, as long as its ranks
-// have not met there.
-func (m *Member) followStore(todo *actions) {
-	if m.stage != Running || m.hosts() || m.launch == 0 || m.met() {
-		return
-	}
-	at := func(e *contract.Endpoint) (string, int) {
-		if e == nil {
-			w := m.world()
-			return w.Host, w.Port
-		}
-		return e.Host, e.Port
-	}
-	host, port := at(m.movedStore())
-	if m.planned.Address == "" || host == m.planned.Address && port == m.planned.Port {
-		return
-	}
-	m.endpoint = m.movedStore()
-	m.start(todo)
-}
-
-// moved takes the port that the host chose instead of a busy one.
-func (m *Member) moved(now time.Time, e Moved, todo *actions) {
-	if m.stage != Running || e.Launch != m.launch {
-		return
-	}
-	if e.Err != nil {
-		m.end(now, cause{contract.OutcomeFailed, "the rendezvous port was taken and no other is to be had: " + e.Err.Error(), -1}, todo)
-		return
-	}
-	m.endpoint = &e.Endpoint
-	m.elastic.meet(e.Endpoint.Members)
-	m.start(todo)
-}
-
 func (m *Member) rankStarted(now time.Time, e RankStarted, todo *actions) {
 	if e.Launch != m.launch {
 		return
@@ -552,32 +500,6 @@ func (m *Member) launcherEnded(now time.Time, e LauncherEnded, todo *actions) {
 	m.clear(now, todo)
 }
 
-// maxMoves is how often a store is moved before the member gives up.
-const maxMoves = 5
-
-// moveStore has another port chosen, where this member is the store's host and
-// nobody has met there yet.
-func (m *Member) moveStore(todo *actions) bool {
-	if !m.hosts() || m.met() || m.moves >= maxMoves {
-		return false
-	}
-	m.moves++
-	todo.tell(fmt.Sprintf("rendezvous port %d is taken; another one is chosen", m.planned.Port))
-	m.elastic.move++
-	todo.add(MoveStore{Launch: m.launch, Attempt: m.attempt, World: m.world().Name, Move: m.elastic.move, Members: m.elastic.members, Round: m.record.Round,
-		Why: fmt.Sprintf("port %d was taken", m.planned.Port)})
-	return true
-}
-
-// met says that this launch's ranks have met at the store: torchrun starts them
-// only then; ranks that are started directly must have left a mark.
-func (m *Member) met() bool {
-	if m.setup.Config.Launcher == contract.LauncherRanks {
-		return m.marks > 0
-	}
-	return m.state != contract.StateReady
-}
-
 // end makes the member leave for a reason that is not an ask. The first reason
 // stays.
 func (m *Member) end(now time.Time, c cause, todo *actions) {
@@ -662,50 +584,4 @@ func (m *Member) publish(now time.Time, todo *actions) {
 	}
 	m.reported = now
 	todo.add(Publish{Report: r})
-}
-
-// timers does what has become due.
-func (m *Member) timers(now time.Time, todo *actions) {
-	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
-	switch m.stage {
-	case Held, Checking, Ready:
-		if due(m.until) {
-			m.end(now, cause{contract.OutcomeRefused, "the gang was not released in time: the cards go back", -1}, todo)
-		}
-	case Running, Leaving:
-		m.graceTimer(now, todo)
-		m.elasticTimer(now, todo)
-		if due(m.killAt) {
-			m.letGo(todo)
-			m.clear(now, todo)
-			return
-		}
-		m.afterRanks(now, todo)
-	}
-}
-
-// Next is when Step is to be called again at the latest; zero: no time is set.
-func (m *Member) Next() time.Time {
-	var next time.Time
-	sooner := func(t time.Time) {
-		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
-			next = t
-		}
-	}
-	switch m.stage {
-	case Held, Checking, Ready:
-		sooner(m.until)
-	case Running, Leaving:
-		sooner(m.killAt)
-		if m.stage == Running {
-			sooner(m.elastic.next())
-		}
-		if m.asked != nil && !m.termSent {
-			sooner(m.graceEnd)
-		}
-		if !m.ranksGone.IsZero() && m.asked != nil {
-			sooner(m.ranksGone.Add(m.setup.Timing.Linger))
-		}
-	}
-	return next
 }
