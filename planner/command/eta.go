@@ -3,25 +3,33 @@ package command
 import (
 	"strings"
 
+	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
 func eta() Command {
+	var o specFlags
 	return Command{
 		Synopsis: "Tell when a gang is expected to start",
-		Usage:    "eta [options] <job>",
-		About:    "Tells when a waiting gang is expected to start, and what that rests on. The job's name may be short. For a job that is not submitted yet: muster job plan.",
-		API:      true, Data: true, Least: 1, Most: 1,
+		Usage:    "eta [options] <job | file>",
+		About: "Tells when a waiting gang is expected to start, and what that rests on. The job's name may be short.\n\n" +
+			"The name of a job file (.hcl, .nomad or .json, or - for standard input) asks when a job would start that is not submitted yet. Nothing changes.",
+		API: true, Data: true, Least: 1, Most: 1,
+		Flags: func(f *Flags) { o = specFlags{}; o.declare(f) },
 		Run: func(c *Call, args []string) error {
 			api, err := c.client()
 			if err != nil {
 				return err
 			}
-			n, err := c.short(api, "tell the start of gang", args[0])
-			if err != nil {
-				return err
+			var y view.Why
+			if o.isFile(args[0]) {
+				y, err = o.unsubmitted(c, api, args[0])
+			} else {
+				var n name
+				if n, err = c.short(api, "tell the start of gang", args[0]); err == nil {
+					y, err = api.Why(c.Context, n.namespace, n.job)
+				}
 			}
-			y, err := api.Why(c.Context, n.namespace, n.job)
 			if err != nil {
 				return err
 			}
@@ -30,12 +38,24 @@ func eta() Command {
 				Stage string    `json:"stage"`
 				Waits bool      `json:"waits"`
 				ETA   *view.ETA `json:"eta,omitempty"` // absent: it does not wait
-			}{ID: y.ID, Stage: y.Stage, Waits: y.Verdict.Position > 0}
+			}{ID: y.ID, Stage: y.Stage, Waits: y.Verdict.Position > 0 && y.Verdict.Action != core.ActionStart}
 			if out.Waits {
 				out.ETA = &y.Verdict.ETA
 			}
 			return c.print(out, func(w *screen) {
-				if !out.Waits {
+				switch {
+				case out.Waits:
+				case y.Stage == unsubmitted && y.Verdict.Action == core.ActionStart && y.Verdict.Reason == core.ReasonFits:
+					w.line("%s would start now", y.ID)
+					return
+				case y.Stage == unsubmitted && y.Verdict.Action == core.ActionStart:
+					w.line("%s: %s", y.ID, y.Verdict.Sentence)
+					w.start(y.Verdict.ETA)
+					return
+				case y.Stage == unsubmitted:
+					w.line("%s would not wait: %s", y.ID, y.Verdict.Sentence)
+					return
+				default:
 					w.line("%s does not wait: it is %s", y.ID, y.Stage)
 					return
 				}

@@ -167,6 +167,10 @@ func TestScreens(t *testing.T) {
 		{"ledger_wrong", []string{"ledger", "verify"}, func(s *shell) {
 			s.planner.SetBooks(view.Usage{}, view.Waste{}, view.Top{}, nil, view.LedgerCheck{Path: "l.db", Schema: 1, Findings: []string{"usage: attempt 1 of a/b: its allocations held 7 card-seconds of H100 (0 of them training), and 8 (0) are booked"}})
 		}, command.ExitError},
+		{"why_file_waits", []string{"why", "JOB"}, waits, 0},
+		{"why_file_starts", []string{"why", "JOB"}, nil, 0},
+		{"eta_file_waits", []string{"eta", "JOB"}, waits, 0},
+		{"eta_file_starts", []string{"eta", "JOB"}, nil, 0},
 		{"plan_start", []string{"job", "plan", "JOB"}, nil, 0},
 		{"plan_wait", []string{"job", "plan", "JOB"}, waits, command.ExitNotNow},
 		{"validate", []string{"job", "validate", "JOB"}, nil, 0},
@@ -183,7 +187,7 @@ func TestScreens(t *testing.T) {
 					test.args[i] = s.file("the job")
 				}
 			}
-			if test.args[0] == "status" || test.args[0] == "why" || test.args[0] == "eta" {
+			if last := test.args[len(test.args)-1]; (test.args[0] == "status" || test.args[0] == "why" || test.args[0] == "eta") && !strings.HasSuffix(last, ".hcl") {
 				s.env["NOMAD_NAMESPACE"] = "*"
 			}
 			r := s.run(test.args...)

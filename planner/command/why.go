@@ -2,20 +2,34 @@ package command
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 
+	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/httpapi/client"
 	"github.com/nomad-muster/muster/planner/view"
 )
 
 func why() Command {
+	var o specFlags
 	return Command{
 		Synopsis: "Explain why a gang waits, or where it is",
-		Usage:    "why [options] <job>",
-		About:    "Tells everything that is in a gang's way, what matters most first: what is missing, who holds it and until when, and what would help. The job's name may be short.",
-		API:      true, Data: true, Least: 1, Most: 1,
+		Usage:    "why [options] <job | file>",
+		About: "Tells everything that is in a gang's way, what matters most first: what is missing, who holds it and until when, and what would help. The job's name may be short.\n\n" +
+			"The name of a job file (.hcl, .nomad or .json, or - for standard input) asks what would be in the way of a job that is not submitted yet. Nothing changes.",
+		API: true, Data: true, Least: 1, Most: 1,
+		Flags: func(f *Flags) { o = specFlags{}; o.declare(f) },
 		Run: func(c *Call, args []string) error {
 			api, err := c.client()
 			if err != nil {
 				return err
+			}
+			if o.isFile(args[0]) {
+				y, err := o.unsubmitted(c, api, args[0])
+				if err != nil {
+					return err
+				}
+				return c.print(y, func(w *screen) { w.why(y) })
 			}
 			n, err := c.short(api, "explain gang", args[0])
 			if err != nil {
@@ -30,10 +44,43 @@ func why() Command {
 	}
 }
 
+// unsubmitted is the stage of a job that is only asked about.
+const unsubmitted = "not submitted"
+
+// isFile tells whether an argument names a job file rather than a gang.
+func (s *specFlags) isFile(arg string) bool {
+	if arg == "-" {
+		return true
+	}
+	switch filepath.Ext(arg) {
+	case ".hcl", ".nomad", ".json":
+		info, err := os.Stat(arg)
+		return err == nil && info.Mode().IsRegular()
+	}
+	return false
+}
+
+// unsubmitted asks what would happen to the job of a file.
+func (s *specFlags) unsubmitted(c *Call, api *client.Client, path string) (view.Why, error) {
+	spec, err := s.read(c, path)
+	if err != nil {
+		return view.Why{}, err
+	}
+	p, err := api.Plan(c.Context, spec.Spec)
+	if err != nil {
+		return view.Why{}, spec.named(err)
+	}
+	c.warn(p.Warnings)
+	return view.Why{ID: p.ID, Queue: p.Queue, Stage: unsubmitted, Verdict: p.Verdict}, nil
+}
+
 func (w *screen) why(y view.Why) {
 	v := y.Verdict
 	head := fmt.Sprintf("%s is %s", y.ID, y.Stage)
-	if v.Position > 0 {
+	switch {
+	case v.Position > 0 && y.Stage == unsubmitted:
+		head += fmt.Sprintf("; it would be at position %d of queue %s", v.Position, y.Queue)
+	case v.Position > 0:
 		head += fmt.Sprintf(" at position %d of queue %s", v.Position, y.Queue)
 	}
 	w.line("%s", w.c.paint(w.c.Terminal, bold, head+"."))
@@ -41,7 +88,7 @@ func (w *screen) why(y view.Why) {
 		w.line("%s", v.Sentence)
 	}
 	w.blockers(v)
-	if v.Position > 0 {
+	if v.Position > 0 && v.Action != core.ActionStart {
 		w.title("Expected start")
 		w.start(v.ETA)
 	}
