@@ -432,3 +432,35 @@ func TestServiceIsAdmittedWhole(t *testing.T) {
 	touch(t, lab, "end", "")
 	must.Eq(t, 2, l.awaitStage(ctx, t, "training", contract.StageComplete).Attempt)
 }
+
+// An elastic training gives up members rather than leave as a whole: these save
+// and go, the others meet anew in the same attempt and go on.
+func TestElasticGangGivesUpMembers(t *testing.T) {
+	ctx, l := queues(t)
+	needTorch(t)
+	train, prod := folder(t), folder(t)
+	config := python(t, "elastic.py", 1, train) + "        elastic = true\n"
+	l.submit(ctx, t, gangJob{name: "elastic", queue: "lab", members: 4, cards: 4, meta: map[string]string{contract.MetaMin: "2"}, config: config}.hcl())
+	begun := func(world string, ranks int) {
+		t.Helper()
+		poll(ctx, t, "wait for a world of "+world, func() error {
+			if n := strings.Count(worlds(train), world); n < ranks {
+				return fmt.Errorf("%d ranks have begun: %q", n, worlds(train))
+			}
+			return nil
+		})
+	}
+	begun("1 4 False", 4)
+	l.awaitStage(ctx, t, "elastic", contract.StageTraining)
+	l.submit(ctx, t, gangJob{name: "half", queue: "prod", members: 2, cards: 4, config: shellRanks(t, prod, 1)}.hcl())
+	awaitStarted(ctx, t, prod, 1, 2)
+	begun("1 2 True", 2)
+	g := l.await(ctx, t, "elastic", "two members", func(g *view.Gang) bool { return g.Placed == 2 })
+	must.Eq(t, 1, g.Attempt)
+	must.StrContains(t, l.why(ctx, t, "elastic"), "not carried out: growing while it runs; it stays at 2 of 4 members")
+	must.Len(t, 4, l.allocations(ctx, t, "elastic"), must.Sprint("Nomad replaces nothing"))
+	touch(t, prod, "end", "")
+	touch(t, train, "end", "")
+	l.awaitStage(ctx, t, "half", contract.StageComplete)
+	must.Eq(t, 1, l.awaitStage(ctx, t, "elastic", contract.StageComplete).Attempt)
+}

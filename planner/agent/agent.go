@@ -94,12 +94,6 @@ type Agent struct {
 	stored      map[contract.GangID]storedState
 	submissions map[contract.GangID]submitted
 
-	// planned is what coreConfig made of a configuration; guarded by mu.
-	planned struct {
-		of   *config.Config
-		core core.Config
-	}
-
 	// mu guards state: the loop writes it, the API reads it.
 	mu    sync.RWMutex
 	state state

@@ -55,6 +55,42 @@ func TestElasticGangIsNotShrunk(t *testing.T) {
 	must.Eq(t, 2, g.Placed)
 }
 
+// A gang whose ranks can meet anew while they run gives up members rather than
+// leave: those save and go, the others train on in the same attempt, and who
+// needed the cards has them.
+func TestElasticGangGivesUpMembers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 4, 1).twoQueues(2).direct()
+	b.start()
+	elastic := job{id: "e", count: 4, cards: 1, meta: in("lab", contract.MetaMin, "2"), args: []string{"save=slowly"}, more: func(j map[string]any) {
+		group := j["TaskGroups"].([]any)[0].(map[string]any)
+		group["Tasks"].([]any)[0].(map[string]any)["Config"] = map[string]any{"script": "train.py", "args": []any{"save=slowly"}, "nproc_per_node": 1, "elastic": true}
+	}}
+	b.submit(elastic)
+	b.training("e", 1)
+	b.submit(job{id: "two", count: 2, cards: 1, meta: in("prod")})
+	g := b.until("two", "waiting for two members", func(g view.Gang) bool { return strings.Contains(g.Sentence, "2 of default/e (asked;") })
+	must.Eq(t, core.ReasonVictims, g.Reason)
+	must.Eq(t, 4, b.live("e"), must.Sprint("they are saving"))
+	b.stop()
+	b.start()
+	b.until("two", "waiting still", func(g view.Gang) bool { return strings.Contains(g.Sentence, "2 of default/e (asked;") })
+	close(b.members.saved)
+	b.training("two", 1)
+	g = b.until("e", "training on", func(g view.Gang) bool { return g.Placed == 2 && g.Reason == core.ReasonRunning })
+	must.Eq(t, 1, g.Attempt)
+	must.Eq(t, 4, b.members.launches("default/e", 1))
+	must.Eq(t, 2, b.live("e"))
+	must.StrContains(t, b.until("e", "told", func(g view.Gang) bool { return len(g.Detail.Verdict.Blockers) > 0 }).Detail.Verdict.Blockers[0].Text, "2 of 4 members")
+	// It is at its least: the next one has it leave as a whole.
+	b.submit(job{id: "high", count: 1, cards: 1, meta: in("lab"), more: func(j map[string]any) { j["Priority"] = 90 }})
+	b.training("high", 1)
+	b.until("e", "queued", func(g view.Gang) bool { return g.Stage == contract.StageQueued })
+	b.members.completeAll("two")
+	b.members.completeAll("high")
+	must.GreaterEq(t, 2, b.training("e", 2).Placed)
+}
+
 // A split is not carried out: nothing is kept for it, and the verdict says so.
 func TestSplitIsNotCarriedOut(t *testing.T) {
 	t.Parallel()

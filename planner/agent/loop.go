@@ -360,12 +360,15 @@ func (a *Agent) tellNotCarried(plan *core.Plan) {
 		}
 	}
 	for _, e := range a.state.gangs {
-		if e.gang.Saved.Phase != lifecycle.Released || !e.gang.Elastic() {
+		if e.gang.Saved.Phase != lifecycle.Released || !e.gang.Elastic() || len(e.gang.Saved.Places) == e.gang.User.Members() {
 			continue
 		}
 		have, most := len(e.gang.Saved.Places), e.gang.User.Members()
+		if e.verdict.Action == core.ActionResize {
+			e.verdict.Action, e.verdict.Reason, e.verdict.Sentence = core.ActionRun, core.ReasonNotCarried, "runs; not carried out: "+e.verdict.Sentence
+		}
 		e.verdict.Blockers = []core.Blocker{{Reason: core.ReasonNotCarried, Missing: most - have,
-			Text:   fmt.Sprintf("not carried out: growing and shrinking while it runs; it stays at the %d of %d members that it started with", have, most),
+			Text:   fmt.Sprintf("not carried out: growing while it runs; it stays at %d of %d members", have, most),
 			Remedy: "nothing to do: its next attempt starts with as many as fit then"}}
 	}
 }

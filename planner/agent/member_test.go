@@ -217,6 +217,10 @@ func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
 		v.state = contract.StateReady
 		v.report(t, r.Gang, contract.StateReady, nil)
 	case contract.PhaseReleased:
+		if !listed && r.Round > 0 && v.state == contract.StateTraining { // the gang goes on without it
+			v.ask(t, contract.Ask{Kind: contract.AskResize, By: time.Now().Add(r.Settle), Grace: r.Settle})
+			return
+		}
 		if !listed || v.state != contract.StateReady {
 			return
 		}

@@ -32,19 +32,63 @@ func (s *state) leavers(start *core.Start, plan *core.Plan) []lifecycle.Leaver {
 				l.Evict, l.Attempt = ev, ev.Attempt
 			}
 		}
+		for i := range plan.Resizes {
+			if r := &plan.Resizes[i]; r.Gang == id && r.For == start.Gang {
+				l.Allocs, l.Grace = s.members(e, r.Remove), s.graceOf(e)
+			}
+		}
 		out = append(out, l)
 	}
 	return out
+}
+
+// members are the live allocations of a gang that the core knows by these
+// numbers.
+func (s *state) members(e *entry, numbers []int) (ids []string) {
+	for _, a := range s.list(e.key) {
+		if a.CreateIndex > e.gang.Saved.Base && !a.Terminal() && slices.Contains(numbers, max(a.NameIndex(), 0)) {
+			ids = append(ids, a.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// graceOf is how long a gang may take to save.
+func (s *state) graceOf(e *entry) time.Duration {
+	if g := e.gang.Meta.Grace; g > 0 {
+		return g
+	}
+	return s.set.Grace(e.gang.QueueName())
+}
+
+// membersLeave tells whether members that a gang gives up are there yet.
+func (s *state) membersLeave(e *entry, l *lifecycle.Leaver) (lifecycle.Leaving, bool) {
+	still, here := lifecycle.Leaving{Gang: l.Gang, Members: len(l.Allocs)}, false
+	for _, id := range l.Allocs {
+		if a := s.allocs[id]; a == nil || a.Terminal() {
+			continue
+		}
+		here = true
+		still.Until, still.Asked = e.gang.LeftOut(id)
+	}
+	return still, here
 }
 
 // leaving are those of a reservation's leavers that still hold something.
 func (s *state) leaving(e *entry) []lifecycle.Leaving {
 	var out []lifecycle.Leaving
 	for _, l := range e.gang.Saved.Leavers {
-		if other := s.gangs[gangKey(core.GangID(l.Gang))]; other != nil {
-			if still, ok := other.gang.Present(l.Attempt); ok {
-				out = append(out, still)
-			}
+		other := s.gangs[gangKey(core.GangID(l.Gang))]
+		if other == nil {
+			continue
+		}
+		still, ok := other.gang.Present(l.Attempt)
+		if ok && len(l.Allocs) > 0 {
+			still, ok = s.membersLeave(other, &l)
+		}
+		if ok {
+			out = append(out, still)
 		}
 	}
 	return out
@@ -68,12 +112,17 @@ func (s *state) track(e *entry) {
 // departing are the gangs that are leaving, or are to: nobody else may count on
 // what they hold, and they are nobody's victims any more. Their claims say so.
 func (s *state) departing() map[picture.Key]bool {
-	out := map[picture.Key]bool{}
+	out, leave := map[picture.Key]bool{}, map[string]bool{}
 	note := func(leavers []lifecycle.Leaver) {
 		for _, l := range leavers {
 			key := gangKey(core.GangID(l.Gang))
 			if e := s.gangs[key]; e != nil {
-				if _, ok := e.gang.Present(l.Attempt); ok {
+				switch _, ok := e.gang.Present(l.Attempt); {
+				case ok && len(l.Allocs) > 0:
+					for _, id := range l.Allocs {
+						leave[id] = true
+					}
+				case ok:
 					out[key] = true
 				}
 			}
@@ -94,6 +143,15 @@ func (s *state) departing() map[picture.Key]bool {
 		if e.departs != out[key] {
 			e.departs = out[key]
 			s.reclaim(key)
+		}
+	}
+	before := s.givenUp
+	s.givenUp = leave
+	for _, ids := range []map[string]bool{before, leave} {
+		for id := range ids {
+			if a := s.allocs[id]; a != nil && before[id] != leave[id] {
+				s.claim(id, a)
+			}
 		}
 	}
 	return out
@@ -121,8 +179,15 @@ func (a *Agent) room(ctx context.Context, now time.Time, run func(*entry, []life
 			if victim == nil || victim.busy || victim.dirty {
 				continue
 			}
-			if still, ok := victim.gang.Present(l.Attempt); ok && !still.Asked {
+			still, ok := victim.gang.Present(l.Attempt)
+			switch {
+			case !ok || still.Asked:
+			case l.Evict != nil:
 				act(victim, lifecycle.Evict{Seen: s.seen(victim, now), Plan: *l.Evict, Queue: e.gang.QueueName()})
+			default:
+				if still, ok := s.membersLeave(victim, &l); ok && !still.Asked {
+					act(victim, lifecycle.Shrink{Seen: s.seen(victim, now), Attempt: l.Attempt, Allocs: l.Allocs, Grace: l.Grace})
+				}
 			}
 		}
 	}

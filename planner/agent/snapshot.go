@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
-	"github.com/nomad-muster/muster/planner/config"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/decide"
 	"github.com/nomad-muster/muster/planner/lifecycle"
@@ -21,7 +20,7 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 	s.decideSoon = false
 	cfg := a.config.Current()
 	departing := s.departing()
-	snap := &core.Snapshot{Now: now, Config: a.coreConfig(cfg), Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused, History: s.history(now)}
+	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused, History: s.history(now)}
 	snap.History.UsedCardSeconds = a.meter.used()
 	for _, e := range s.order() {
 		g, ok := e.gang.Core(now)
@@ -40,6 +39,9 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		if e.starting != nil {
 			g.State, g.Placement = core.GangPlacing, e.starting.Members
 		}
+		if g.State != core.GangWaiting && g.Min > 0 && (!e.gang.Resizable() || e.gang.MembersLeaving(v.Allocs) > 0) {
+			g.Min = 0 // it has the size that it has
+		}
 		if departing[e.key] && (g.State == core.GangRunning || g.State == core.GangPlacing) {
 			g.State = core.GangStopping
 		}
@@ -49,17 +51,6 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		}
 	}
 	return snap
-}
-
-// coreConfig is the configuration as the core is to plan by it: what this
-// service does not carry out, a change of a running gang's size, is not planned,
-// since places would be kept for it.
-func (a *Agent) coreConfig(cfg *config.Config) *core.Config {
-	if a.planned.of != cfg {
-		a.planned.of, a.planned.core = cfg, cfg.Core
-		a.planned.core.FixedSize = true
-	}
-	return &a.planned.core
 }
 
 // admits tells whether the core would start a gang that Nomad has placed by

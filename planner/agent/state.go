@@ -40,6 +40,7 @@ type state struct {
 	// makingRoom are reservations that others are to leave for, askedFor those
 	// that were asked to; see room.
 	makingRoom, askedFor map[picture.Key]*entry
+	givenUp              map[string]bool    // members that elastic gangs give up
 	reservations         []core.Reservation // of the last plan
 
 	nodeList cache[string, core.Node]
@@ -304,7 +305,7 @@ func (s *state) claim(id string, a *picture.Alloc) {
 	if e := s.gangs[a.Key()]; e != nil {
 		c.Gang = core.GangID(a.Key().String())
 		c.Attempt, c.Member = e.gang.Saved.Attempt, max(a.NameIndex(), 0)
-		c.Stopping = c.Stopping || e.departs
+		c.Stopping = c.Stopping || e.departs || s.givenUp[id]
 	}
 	i, known := s.claims.at[id]
 	if known && sameClaim(&s.claims.values[i], &c) {

@@ -178,6 +178,8 @@ func waitsFor(leaving []lifecycle.Leaving) string {
 			return fmt.Sprintf("its places are kept; %s and %d more have to leave them first", strings.Join(who, ", "), len(leaving)-i)
 		case !l.Asked:
 			who = append(who, l.Gang+" (about to be asked)")
+		case l.Members > 0:
+			who = append(who, fmt.Sprintf("%d of %s (asked; the grace ends at %s)", l.Members, l.Gang, clock(l.Until)))
 		default:
 			who = append(who, fmt.Sprintf("%s (asked; its grace ends at %s)", l.Gang, clock(l.Until)))
 		}

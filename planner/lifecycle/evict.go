@@ -40,12 +40,18 @@ type Leaver struct {
 	Attempt int    `json:"attempt"`
 	// Evict is how it is to be asked; nil: it is on its way out already.
 	Evict *core.Eviction `json:"evict,omitempty"`
+	// Allocs are the members that an elastic gang gives up; empty: it leaves as a
+	// whole. Grace is how long they may save.
+	Allocs []string      `json:"allocs,omitempty"`
+	Grace  time.Duration `json:"grace,omitempty"`
 }
 
 // Leaving is a leaver that still holds something.
 type Leaving struct {
-	Gang  string
-	Asked bool
+	Gang string
+	// Members that it gives up; 0: all.
+	Members int
+	Asked   bool
 	// Until is when its grace ends, as far as is known.
 	Until time.Time
 }
@@ -73,7 +79,7 @@ func (g *Gang) Asks() []Leaver {
 	if g.Saved.Phase != Reserving || len(g.Saved.Leavers) == 0 || g.pinned == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(g.Saved.Leavers), func(l Leaver) bool { return l.Evict == nil })
+	return slices.DeleteFunc(slices.Clone(g.Saved.Leavers), func(l Leaver) bool { return l.Evict == nil && len(l.Allocs) == 0 })
 }
 
 // Needs tells whether a gang waits for another's attempt to leave.

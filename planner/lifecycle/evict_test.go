@@ -281,3 +281,56 @@ func TestTimeLimitIsTheOutcome(t *testing.T) {
 	must.StrContains(t, end.Text, "time-limit: has run for its time limit of 1h")
 	must.SliceEmpty(t, w.gang.Saved.Evicted)
 }
+
+// A round leaves members out: the others keep their places, and another of them
+// holds the store where its host is among those that go.
+func TestShrink(t *testing.T) {
+	t.Parallel()
+	begin := func(t *testing.T, least string) *world {
+		w := newWorld(t)
+		w.submit(func(j map[string]any) {
+			j["Meta"] = map[string]string{"muster_queue": "q", "muster_min": least}
+			task := j["TaskGroups"].([]any)[0].(map[string]any)["Tasks"].([]any)[0].(map[string]any)
+			task["Config"] = map[string]any{"script": "x.py", "nproc_per_node": 1, "elastic": true}
+		})
+		w.release()
+		return w
+	}
+	give := func(w *world, alloc string) []Effect {
+		return w.gang.Step(Shrink{Seen: w.seen(false), Attempt: 1, Allocs: []string{alloc}, Grace: time.Minute})
+	}
+	for alloc, left := range map[string]string{"a1-0": "a1-1", "a1-1": "a1-0"} {
+		w := begin(t, "1")
+		w.log = nil
+		w.carry(give(w, alloc))
+		must.Eq(t, []string{"Save", "Publish"}, w.log)
+		must.NoError(t, decode(w.record))
+		must.Eq(t, 1, w.record.Round)
+		must.Eq(t, time.Minute, w.record.Settle)
+		must.Len(t, 1, w.record.Members)
+		must.Eq(t, left, w.record.Members[0].Alloc)
+		must.Eq(t, 0, w.record.Worlds[0].HostMember)
+		must.Eq(t, w.record.Members[0].Address, w.record.Worlds[0].Host)
+		// Who is left out is not stopped, since Nomad would replace it, and ends by
+		// itself; a planner that starts again does not either.
+		w.gang = Restore(w.gang.ID, w.set, *w.saved, w.stored)
+		w.log = nil
+		w.settle()
+		must.SliceNotContains(t, w.log, "StopAllocs")
+		w.end(alloc, "failed", "run")
+		w.settle()
+		must.Eq(t, Released, w.gang.Saved.Phase)
+		must.SliceEmpty(t, give(w, left), must.Sprint("it is at its least"))
+		w.reports = nil
+		for i, id := range []string{"a1-0", "a1-1"} {
+			if id == left {
+				w.exit(i, contract.OutcomeComplete, 0, false)
+			}
+		}
+		w.settle()
+		must.Eq(t, contract.StageComplete, w.gang.Saved.End.Stage)
+	}
+	w := begin(t, "2")
+	must.SliceEmpty(t, give(w, "a1-0"))
+	must.False(t, w.gang.Resizable())
+}

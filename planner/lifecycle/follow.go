@@ -401,7 +401,7 @@ func (g *Gang) unlisted(v Seen) []*picture.Alloc {
 	}
 	var out []*picture.Alloc
 	for _, a := range g.live(v, g.Saved.Base) {
-		if !listed[a.ID] && g.ranks(a.Group) && a.Desired == "run" {
+		if _, left := g.LeftOut(a.ID); !left && !listed[a.ID] && g.ranks(a.Group) && a.Desired == "run" {
 			out = append(out, a)
 		}
 	}

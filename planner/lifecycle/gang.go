@@ -111,6 +111,10 @@ type Saved struct {
 	Record *contract.Record `json:"record,omitempty"`
 	// Ask is the request to save and leave that the members were given.
 	Ask *Ask `json:"ask,omitempty"`
+	// LeftOut are the attempt's allocations that a round of it left out, and
+	// LeftBy when the last of them is to be gone.
+	LeftOut []string  `json:"left_out,omitempty"`
+	LeftBy  time.Time `json:"left_by,omitzero"`
 	// Queue that the gang was moved to when it was evicted; "": its own.
 	Queue string `json:"queue,omitempty"`
 	// Evicted are the last day's evictions of it for other gangs.
@@ -488,6 +492,13 @@ type (
 		Plan  core.Eviction
 		Queue string
 	}
+	// Shrink has an elastic gang give up members, which may save for the grace.
+	Shrink struct {
+		Seen
+		Attempt int
+		Allocs  []string
+		Grace   time.Duration
+	}
 	// Withdraw takes an ask back: nobody needs the gang's cards any more.
 	Withdraw struct {
 		Seen
@@ -528,6 +539,7 @@ func (Seen) event()     {}
 func (Start) event()    {}
 func (Evict) event()    {}
 func (Withdraw) event() {}
+func (Shrink) event()   {}
 func (Cancel) event()   {}
 func (GiveUp) event()   {}
 func (Done) event()     {}

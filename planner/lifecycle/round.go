@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"slices"
+	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
 )
@@ -20,21 +21,42 @@ func (g *Gang) goesOn(gone []int) (next Saved, ok bool) {
 	if slices.Contains(gone, world.HostMember) || len(rec.Members)-len(gone) < rec.Min {
 		return Saved{}, false
 	}
+	return g.nextRound(gone, 0)
+}
+
+// nextRound is the attempt without some of its members, who may save for the
+// settle time. The store's host may be among them only while it can still tell
+// the others: where there is such a time.
+func (g *Gang) nextRound(without []int, settle time.Duration) (next Saved, ok bool) {
+	s := &g.Saved
+	rec := s.Record
 	next = *s
 	again := *rec
 	again.Round++
-	again.Settle, again.Members, again.Worlds, next.Places = 0, nil, nil, nil
-	world.Members = nil
+	again.Settle, again.Members, again.Worlds, next.Places = settle, nil, nil, nil
+	world := rec.Worlds[0]
+	world.Members, world.HostMember = nil, -1
 	for i, m := range rec.Members {
-		if slices.Contains(gone, i) {
+		if slices.Contains(without, i) {
 			continue
 		}
-		if i == rec.Worlds[0].HostMember {
-			world.HostMember = len(again.Members)
-		}
 		m.Index = len(again.Members)
+		if i == rec.Worlds[0].HostMember {
+			world.HostMember = m.Index
+		}
 		world.Members = append(world.Members, m.Index)
 		again.Members, next.Places = append(again.Members, m), append(next.Places, s.Places[i])
+	}
+	if len(again.Members) == 0 {
+		return Saved{}, false
+	}
+	if world.HostMember < 0 {
+		m := again.Members[0]
+		r, known := g.reports[member{m.Alloc, m.Task}]
+		if settle == 0 || !known || r.Port == 0 {
+			return Saved{}, false
+		}
+		world.HostMember, world.Host, world.Port = 0, m.Address, r.Port
 	}
 	again.Worlds = []contract.World{world}
 	next.Record = &again

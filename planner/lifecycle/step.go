@@ -52,6 +52,8 @@ func (g *Gang) Step(e Event) []Effect {
 		return g.evict(e)
 	case Withdraw:
 		return g.withdraw(e)
+	case Shrink:
+		return g.shrink(e)
 	case Cancel:
 		return g.cancel(e)
 	case GiveUp:
