@@ -57,10 +57,17 @@ func Build(ctx context.Context, root, into string) (Binaries, error) {
 	if err := os.MkdirAll(into, 0o755); err != nil {
 		return Binaries{}, fmt.Errorf("build Muster's programs: %w", err)
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-o", into+string(filepath.Separator), "./cmd/...")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		return Binaries{}, fmt.Errorf("build Muster's programs: go build: %w\n%s", err, out)
+	// What runs in images as well needs nothing of the host's.
+	inImages := []string{"./cmd/" + driverName, "./cmd/" + rankName}
+	for _, b := range []struct {
+		packages []string
+		env      []string
+	}{{[]string{"./cmd/" + musterName, "./cmd/" + deviceName}, nil}, {inImages, []string{"CGO_ENABLED=0"}}} {
+		build := exec.CommandContext(ctx, "go", append([]string{"build", "-o", into + string(filepath.Separator)}, b.packages...)...)
+		build.Dir, build.Env = root, append(os.Environ(), b.env...)
+		if out, err := build.CombinedOutput(); err != nil {
+			return Binaries{}, fmt.Errorf("build Muster's programs: go build: %w\n%s", err, out)
+		}
 	}
 	return beside(into)
 }
