@@ -46,6 +46,7 @@ type Gang struct {
 	After  []core.GangID // that have to leave before it can run
 	back   core.QueueName
 	asked  time.Time
+	waited time.Duration // before its last start
 	kind   core.EvictionKind
 }
 
@@ -224,6 +225,7 @@ func (w *World) Apply(p *core.Plan) (Applied, error) {
 			return done, fmt.Errorf("start gang %s: it does not wait", s.Gang)
 		}
 		g.Attempt++
+		g.waited = w.Now.Sub(g.Queued)
 		g.State, g.Started, g.Queued, g.Placement, g.After, g.Backfilled = core.GangPlacing, w.Now, time.Time{}, s.Members, s.After, s.OnPromise
 		g.Damaged, g.Lost = false, nil
 		g.Claims = w.claims(g, s.Members, len(s.After) > 0)
@@ -287,12 +289,16 @@ func (w *World) Release(g *Gang) {
 // is queued again, ended by itself meanwhile, or, at its time limit, over.
 // Gangs that waited only for it are released; they are returned.
 func (w *World) Left(g *Gang) []*Gang {
-	kind := g.kind
+	kind, ran := g.kind, time.Duration(0)
 	if !g.Released.IsZero() {
-		g.Ran += g.asked.Sub(g.Released)
+		ran = g.asked.Sub(g.Released)
+		g.Ran += ran
+	}
+	if ran >= w.minRuntime(g.Queue) { // it has had its turn: waiting starts again from zero
+		g.waited = 0
 	}
 	g.Claims, g.Placement, g.Backfilled = nil, nil, false
-	g.State, g.Queued, g.Released, g.Checkpoint = core.GangWaiting, w.Now, time.Time{}, time.Time{}
+	g.State, g.Queued, g.Released, g.Checkpoint = core.GangWaiting, w.Now.Add(-g.waited), time.Time{}, time.Time{}
 	if g.back != "" {
 		g.Queue = g.back
 	}
@@ -300,6 +306,15 @@ func (w *World) Left(g *Gang) []*Gang {
 		w.end(g, "time-limit")
 	}
 	return w.free(g.ID)
+}
+
+func (w *World) minRuntime(queue core.QueueName) time.Duration {
+	for i := range w.Config.Queues {
+		if q := &w.Config.Queues[i]; q.Name == queue {
+			return q.Preempt.MinRuntime
+		}
+	}
+	return 0
 }
 
 // End tells that a gang is over. Gangs that waited only for it are returned.

@@ -118,10 +118,12 @@ func (c *cycle) held(g *gang) bool {
 		g.block(core.Blocker{Reason: core.ReasonPause, Text: "pauses until " + stamp(g.NotBefore) + ": " + g.NotBeforeWhy, Remedy: "correct the cause, or muster requeue " + string(g.ID)})
 		held = true
 	}
-	q := c.conf(g)
-	if b := q.Budget.CardSeconds; b > 0 && c.s.History.UsedCardSeconds[q.Name] >= b {
-		c.full(g, core.Blocker{Reason: core.ReasonBudget, Text: fmt.Sprintf("queue %s has used its budget of %d card-hours per %s", q.Name, b/3600, q.Budget.Period), Remedy: "wait for the next period, or raise the budget"})
-		held = true
+	for at := g.queue; at > 0; at = c.tree.Queues[at].Parent {
+		q := c.tree.Queues[at].Conf
+		if b := q.Budget.CardSeconds; b > 0 && c.s.History.UsedCardSeconds[q.Name] >= b {
+			c.full(g, core.Blocker{Reason: core.ReasonBudget, Text: fmt.Sprintf("queue %s has used its budget of %d card-hours per %s", q.Name, b/3600, q.Budget.Period), Remedy: "wait for the next period, or raise the budget"})
+			held = true
+		}
 	}
 	if l, ok := c.userLimit(g.User); ok {
 		u := c.user(g.User)
