@@ -132,3 +132,14 @@ func TestNoLibrary(t *testing.T) {
 	must.SliceEmpty(t, out.Scan.Cards)
 	must.StrContains(t, out.Scan.Absent, "cannot be opened")
 }
+
+// A build without cgo compiles, finds no NVIDIA card and says why: its own test,
+// run from here since a test binary has cgo or has not.
+func TestBuildWithoutCgo(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("go", "test", "-count=1", "-v", "-run", "TestStub", ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	must.NoError(t, err, must.Sprint(string(out)))
+	must.StrContains(t, string(out), "--- PASS: TestStub")
+}

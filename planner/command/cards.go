@@ -131,15 +131,17 @@ func (w *screen) card(k view.CardState) {
 			told += " (silent since: counts no more)"
 		}
 	}
+	use := ""
+	if k.Detail != nil && k.Detail.Measured != nil {
+		m := k.Detail.Measured
+		use = fmt.Sprintf("%.0f %%, %d of %d MiB, processes: %d", m.Utilization, m.MemoryUsed, m.MemoryTotal, m.Processes)
+	}
 	w.pairs("Card", k.ID, "Node", fmt.Sprintf("%s, card %d", k.Node, k.Index), "Model", strings.Trim(k.Vendor+"/"+k.Type+"/"+k.Model, "/"), "Slot", k.Slot, "Serial", k.Serial, "Slice of", k.Parent,
 		"State", c.paint(c.Terminal, cardColours[k.State], k.State), "Why", k.Why, "Since", since, "Clears with", k.Clears, "Confirmed by", k.Accepted, "Not offered", k.Hidden,
-		"Held by", k.Holder, "Node's report", told, "Nomad says", cmp.Or(k.Nomad, "not listed"))
+		"Held by", k.Holder, "Use", use, "Node's report", told, "Nomad says", cmp.Or(k.Nomad, "not listed"))
 	d := k.Detail
 	if d == nil {
 		return
-	}
-	if m := d.Measured; m != nil {
-		w.pairs("Use", fmt.Sprintf("%.0f %%, %d of %d MiB, %s", m.Utilization, m.MemoryUsed, m.MemoryTotal, strings.Replace(count(m.Processes, "process"), "processs", "processes", 1)))
 	}
 	if len(d.Evidence) > 0 {
 		w.title("Evidence")
@@ -156,7 +158,7 @@ func (w *screen) card(k view.CardState) {
 			all = append(all, fmt.Sprintf("%d (%d)", x.Code, x.Times))
 		}
 		w.title("Xids, ever")
-		w.line("%s; %s still count", strings.Join(all, ", "), count(d.Strikes, "hardware error"))
+		w.line("%s; hardware errors that still count: %d", strings.Join(all, ", "), d.Strikes)
 	}
 	if len(d.Record) > 0 {
 		w.title("Record")

@@ -54,7 +54,7 @@ func (p *Planner) Card(card, node string) (view.CardState, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.cards {
-		if c.ID == card && (node == "" || c.Node == node) {
+		if c.ID == card && (node == "" || c.Node == node || c.NodeID == node) {
 			return c, nil
 		}
 	}
