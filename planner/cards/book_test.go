@@ -391,6 +391,8 @@ func TestOrders(t *testing.T) {
 		_, _, err = next.Give(contract.CardOrder{ID: fmt.Sprint("m", i), Kind: contract.OrderNote, Card: "GPU-n1-0", Who: "ann", Why: "x"}, "", next.now)
 	}
 	must.ErrorIs(t, err, ErrTooMany)
+	_, _, err = next.Give(contract.CardOrder{ID: "own", Kind: contract.OrderSuspect, Card: "GPU-n1-0", Who: "planner", State: contract.CardSuspect}, "", next.now)
+	must.NoError(t, err, must.Sprint("the planner's own do not count with those of persons"))
 	must.LessEq(t, mostOrders, len(next.saved.Orders))
 }
 

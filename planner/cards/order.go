@@ -14,7 +14,8 @@ import (
 // Bounds of what is saved: Nomad's variables hold 64 KiB.
 const (
 	mostOrders    = 96
-	mostOpen      = 64
+	mostOpen      = 64 // of persons
+	mostOwn       = 32 // open ones of the planner itself
 	mostAnnounced = 1000
 	keepDone      = 24 * time.Hour
 	keepOpen      = 7 * 24 * time.Hour
@@ -160,16 +161,20 @@ func (b *Book) Give(o contract.CardOrder, node string, now time.Time) (Order, Ch
 	if err != nil {
 		return Order{}, Changes{}, err
 	}
-	open := 0
+	open, most := 0, mostOpen
+	own := o.Kind == contract.OrderSuspect
+	if own {
+		most = mostOwn
+	}
 	for i := range b.saved.Orders {
 		if b.saved.Orders[i].ID == o.ID {
 			return b.saved.Orders[i], Changes{}, nil
 		}
-		if b.saved.Orders[i].Open() {
+		if k := &b.saved.Orders[i]; k.Open() && (k.Kind == contract.OrderSuspect) == own {
 			open++
 		}
 	}
-	if open >= mostOpen {
+	if open >= most {
 		return Order{}, Changes{}, fmt.Errorf("%w (%d)", ErrTooMany, open)
 	}
 	order := Order{CardOrder: o, NodeID: id, NodeName: name, At: now}
