@@ -7,8 +7,8 @@
 // are chosen among those that are not free now, as far as its topology leaves
 // a choice, so that as much as can be stays usable for others meanwhile.
 // Where gangs without a known end are in the way there is no shadow time: the
-// booking gathers. It then takes the places where most is free already and
-// has no instant.
+// booking gathers. It has no instant, and takes the places that will probably
+// be whole first.
 //
 // Of a booking, what is free now and will be needed is taken in the cluster at
 // once. A gang that ends before the booking's instant, or that leaves when it
@@ -100,7 +100,7 @@ func (t *Table) Shadow(a *Ask) (Booking, bool) {
 	}
 	mark := t.c.Mark()
 	defer t.c.Rollback(mark)
-	bias := t.freeNow(1)
+	bias := t.freeNow()
 	t.later = t.c.Words(t.later)
 	// done releases are given back; at that state the gang does not fit.
 	done, step := 0, 16
@@ -147,19 +147,18 @@ func (t *Table) Shadow(a *Ask) (Booking, bool) {
 	return b, ok
 }
 
-// Gather finds the places that are nearest to being whole, whenever their
-// holders end.
-func (t *Table) Gather(a *Ask) (Booking, bool) {
+// Gather finds places whenever their holders end: those on the nodes that will
+// be ready first, by node in seconds.
+func (t *Table) Gather(a *Ask, ready []int32) (Booking, bool) {
 	mark := t.c.Mark()
 	defer t.c.Rollback(mark)
-	bias := t.freeNow(-1)
 	t.later = nil
 	t.give(0, len(t.releases))
 	for i := range t.endless {
 		t.giveUses(t.endless[i].Uses)
 	}
 	t.book(time.Time{}, a)
-	return t.place(a, time.Time{}, bias)
+	return t.place(a, time.Time{}, ready)
 }
 
 // group is the end of the group of releases of one instant that the first n
@@ -220,7 +219,7 @@ func (t *Table) book(at time.Time, a *Ask) {
 
 // freeNow is a bias by the cards that are free on each node in the state that
 // the cycle has reached.
-func (t *Table) freeNow(sign int32) []int32 {
+func (t *Table) freeNow() []int32 {
 	if t.bias == nil {
 		t.bias = make([]int32, len(t.c.Nodes))
 	}
@@ -231,7 +230,7 @@ func (t *Table) freeNow(sign int32) []int32 {
 				free += int32(cluster.Count(t.c.FreeCards(dev)))
 			}
 		}
-		t.bias[n] = sign * free
+		t.bias[n] = free
 	}
 	return t.bias
 }

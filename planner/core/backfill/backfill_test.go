@@ -128,19 +128,20 @@ func TestBookingsInTurn(t *testing.T) {
 }
 
 // Without a known end in the way there is no promise; gathering takes the places
-// that are nearest to being whole.
+// that will probably be ready first.
 func TestGather(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 4, map[int]time.Duration{0: 0, 1: 0, 2: 1 * hour})
 	_, ok := b.table.Shadow(b.ask(3, hour))
 	must.False(t, ok)
-	k, ok := b.table.Gather(b.ask(2, hour))
+	ready := []int32{7200, 1800, 3600, 0}
+	k, ok := b.table.Gather(b.ask(2, hour), ready)
 	must.True(t, ok)
 	must.True(t, k.At.IsZero())
 	b.table.Commit(k)
-	must.SliceContains(t, nodes(k), 3) // free already
+	must.Eq(t, []int32{1, 3}, nodes(k)) // n4 is free already, n2 next
 	must.Eq(t, 0, b.free())
-	_, ok = b.table.Gather(b.ask(3, hour)) // beside the two that are gathered
+	_, ok = b.table.Gather(b.ask(3, hour), ready) // beside the two that are gathered
 	must.False(t, ok)
 }
 

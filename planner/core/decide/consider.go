@@ -414,7 +414,7 @@ func (c *cycle) reserve(g *gang) {
 			if c.waited(g) < c.cfg.GatherAfter && !g.Damaged && !g.displaced() {
 				continue
 			}
-			if b, ok = c.times.Gather(ask); !ok {
+			if b, ok = c.times.Gather(ask, c.ready(g, o)); !ok {
 				continue
 			}
 		}
@@ -442,7 +442,7 @@ func (c *cycle) keepPlace(g *gang) {
 		if g.elastic() {
 			ask.Members = g.Min
 		}
-		b, ok := c.times.Gather(ask)
+		b, ok := c.times.Gather(ask, c.ready(g, o))
 		if !ok {
 			continue
 		}
