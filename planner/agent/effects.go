@@ -184,7 +184,7 @@ func (a *Agent) readUser(ctx context.Context, key picture.Key, version uint64) (
 	for _, raw := range versions {
 		j, err := jobspec.Parse(raw)
 		if err != nil {
-			return nil, err
+			continue // another version is looked for
 		}
 		if j.VersionTag != nil && j.VersionTag.Name == contract.VersionTag {
 			return j, nil

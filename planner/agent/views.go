@@ -130,6 +130,9 @@ func (e *entry) stageNow() (contract.Stage, core.Reason, string) {
 		case e.gang.Service():
 			return stage, core.ReasonRunning, "its replicas run; Nomad sees to them"
 		}
+		if why := e.gang.Unreadable(); why != "" {
+			return stage, core.ReasonRunning, "its ranks run on, and the job is stopped when they have ended: " + why
+		}
 		return stage, core.ReasonRunning, "its ranks run"
 	case lifecycle.Reserving:
 		if text := waitsFor(e.leaving); text != "" {

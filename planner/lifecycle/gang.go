@@ -365,6 +365,7 @@ type Gang struct {
 	holdWhy   string
 	failures  int
 	described string
+	unread    string // see Unreadable
 	heldIndex uint64 // JobModifyIndex of a held version of our own
 	admitted  bool   // the core would start the gang that Nomad placed by itself
 }

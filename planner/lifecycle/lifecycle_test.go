@@ -39,6 +39,8 @@ type world struct {
 	refuse map[string]bool
 	// unplaced: Nomad has no place for a pinned job's members yet; see place.
 	unplaced bool
+	// unread: the newest version cannot be read, and why.
+	unread error
 	// direct: the nodes report their cards directly.
 	direct bool
 }
@@ -109,6 +111,9 @@ func (w *world) seen(fresh bool) Seen {
 	}
 	if w.job != nil {
 		v.Job = &picture.Job{Key: picture.Key{Namespace: "default", Job: "g"}, Type: "batch", Status: "running", Stop: w.job.Stop, JobModifyIndex: w.job.JobModifyIndex, Index: w.job.JobModifyIndex, Gang: w.job}
+		if w.unread != nil {
+			v.Job.Gang, v.Job.Unread = nil, w.unread
+		}
 	}
 	return v
 }

@@ -187,6 +187,9 @@ func (g *Gang) reserving(v Seen) []Effect {
 	if v.Job == nil || v.Job.Stop {
 		return g.stop(v, *s, g.stopped(v, "its job was stopped before its ranks were released"))
 	}
+	if v.Job.Unread != nil {
+		return g.stop(v, *s, Stop{Reason: ReasonUpdated, Text: g.unread, Final: contract.StageCancelled, Member: -1})
+	}
 	if v.Job.Gang == nil || g.User == nil {
 		return g.stop(v, *s, Stop{Reason: ReasonUpdated, Text: "its job is no gang any more", Final: contract.StageCancelled, Member: -1})
 	}

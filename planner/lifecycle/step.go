@@ -117,6 +117,13 @@ func (g *Gang) absorb(v Seen) {
 			}
 		}
 	}
+	was := g.unread
+	if g.unread = ""; v.Job != nil && v.Job.Unread != nil {
+		g.unread = fmt.Sprintf("the version of its job that was registered at index %d cannot be read: %v: register one that can be, or stop the job", v.Job.JobModifyIndex, v.Job.Unread)
+	}
+	if was != g.unread && g.User != nil {
+		g.read()
+	}
 	if v.Fresh {
 		g.refreshed, g.unsure, g.floor = false, false, 0
 	}

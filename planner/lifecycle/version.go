@@ -13,6 +13,9 @@ import (
 // version keeps track of the version that the user submitted. It gives the
 // effects that are needed before anything else.
 func (g *Gang) version(v Seen) []Effect {
+	if v.Job != nil && v.Job.Unread != nil {
+		return g.unreadable()
+	}
 	if v.Job == nil || v.Job.Gang == nil {
 		return nil
 	}
@@ -166,6 +169,11 @@ func (g *Gang) setUser(job *jobspec.Job) {
 // read derives what the user's version asks for.
 func (g *Gang) read() {
 	g.groups = g.User.Groups()
+	defer func() {
+		if g.unread != "" {
+			g.Faults = append(g.Faults, contract.Fault{Field: "job", Value: g.ID.Job, Want: "a text that can be read: " + g.unread})
+		}
+	}()
 	g.Meta, g.Faults = g.User.Want(g.set.CardTypes)
 	queue, faults := g.set.Queue(g.User.Meta[contract.MetaQueue], g.ID.Namespace)
 	g.Faults = append(g.Faults, notCarried(g.User)...)

@@ -25,6 +25,8 @@ func (g *Gang) waiting(v Seen) []Effect {
 		return g.forget()
 	case v.Job.Stop:
 		return g.finish(v, End{Stage: contract.StageCancelled, At: v.Now, Text: "its job was stopped while it waited", Member: -1}, nil)
+	case v.Job.Unread != nil:
+		return nil // refused; see unreadable
 	case v.Job.Gang == nil:
 		// It names no queue any more and is not held: it is nobody's business.
 		return g.forget()
