@@ -35,7 +35,10 @@ type Options struct {
 	// SharedClasses gives nodes that are alike one computed class. By default each node has a class of its own, as on a
 	// real agent, whose list of signals comes in a random order.
 	SharedClasses bool
-	Logf          func(format string, args ...any) // nil: silent
+	// Before19 is a server that knows no tags of job versions and says so by its version: Nomad 1.8. NoTags refuses tags
+	// without saying so.
+	Before19, NoTags bool
+	Logf             func(format string, args ...any) // nil: silent
 }
 
 // TB is the part of testing.TB that New needs.

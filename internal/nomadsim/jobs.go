@@ -341,6 +341,9 @@ var jobPaths = []struct {
 
 func (q *request) job(rest string) (any, error) {
 	if i := strings.LastIndex(rest, "/versions/"); i >= 0 && strings.HasSuffix(rest, "/tag") {
+		if q.c.opts.Before19 || q.c.opts.NoTags {
+			return nil, fail(http.StatusNotFound, "Invalid URL path")
+		}
 		return q.versionTag(rest[:i], strings.TrimSuffix(rest[i+len("/versions/"):], "/tag"))
 	}
 	for _, p := range jobPaths {

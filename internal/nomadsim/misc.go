@@ -25,10 +25,18 @@ func (q *request) agentHealth(string) (any, error) {
 
 func (q *request) agentServers(string) (any, error) { return []string{rpcAddr}, nil }
 
+// version is the build that the server calls itself.
+func (c *Cluster) version() string {
+	if c.opts.Before19 {
+		return "1.8.4"
+	}
+	return Version
+}
+
 func (q *request) member() map[string]any {
 	return map[string]any{"Name": "server." + q.c.opts.Region, "Addr": "127.0.0.1", "Port": 4648, "Status": "alive", "ProtocolMin": 1, "ProtocolMax": 5,
 		"ProtocolCur": 2, "DelegateMin": 2, "DelegateMax": 5, "DelegateCur": 4, "Tags": map[string]string{"role": "nomad", "region": q.c.opts.Region,
-			"dc": "dc1", "build": Version, "port": "4647", "id": q.c.signingKey, "raft_vsn": "3", "vsn": "1"}}
+			"dc": "dc1", "build": q.c.version(), "port": "4647", "id": q.c.signingKey, "raft_vsn": "3", "vsn": "1"}}
 }
 
 func (q *request) agentSelf(string) (any, error) {

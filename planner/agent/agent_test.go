@@ -45,7 +45,7 @@ func (b *bench) within(d time.Duration) *bench {
 	return b
 }
 
-func newBench(t testing.TB, nodes, cards int) *bench {
+func newBench(t testing.TB, nodes, cards int, more ...func(*nomadsim.Options)) *bench {
 	t.Helper()
 	b := &bench{t: t, members: newMembers()}
 	var cfgs []nomadsim.NodeConfig
@@ -61,6 +61,9 @@ func newBench(t testing.TB, nodes, cards int) *bench {
 	opts := nomadsim.Options{Nodes: cfgs, Script: b.members.script, ClientSync: 5 * time.Millisecond, Heartbeat: time.Second, EventBuffer: 100}
 	if _, ok := t.(*testing.B); ok {
 		opts.EventBuffer = 4096 // as docs/planner.md advises for large clusters
+	}
+	for _, f := range more {
+		f(&opts)
 	}
 	b.sim = nomadsim.New(t, opts)
 	b.cfg = config.Default()

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/nomadsim"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/decide"
 	"github.com/nomad-muster/muster/planner/httpapi"
@@ -28,7 +30,9 @@ func BenchmarkGangs(b *testing.B) {
 	for _, size := range []struct{ nodes, gangs int }{{10, 300}, {1250, 300}, {10000, 100}} {
 		b.Run(fmt.Sprintf("nodes=%d", size.nodes), func(b *testing.B) {
 			for range b.N {
-				n := newBench(b, size.nodes, 8).direct().within(3 * time.Minute)
+				// Nodes that are alike are of one class, as where every client lists its
+				// signals in the same order (docs/planner.md).
+				n := newBench(b, size.nodes, 8, func(o *nomadsim.Options) { o.SharedClasses = os.Getenv("MUSTER_BENCH_CLASSES") == "" }).direct().within(3 * time.Minute)
 				n.cfg.Core.Levels = []core.Level{{Name: "leaf", Attribute: "${meta.leaf}"}}
 				gate := &gatedDecider{core: decide.New()}
 				n.decider = gate
