@@ -1,6 +1,7 @@
 package nomadsim
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/http"
@@ -336,7 +337,7 @@ func (q *request) jobDispatch(id string) (any, error) {
 	child.ID = fmt.Sprintf("%s/dispatch-%s%d-%s", id, token, q.c.clock.Now().Unix(), q.c.newID()[:8])
 	child.Name, child.ParentID, child.Dispatched = child.ID, parent.ID, true
 	child.Status, child.Version, child.VersionTag = "", 0, nil
-	child.Payload = body.Payload
+	child.Payload = snapped(body.Payload)
 	if body.Priority > 0 {
 		child.Priority = body.Priority
 	}
@@ -358,6 +359,31 @@ func (q *request) jobDispatch(id string) (any, error) {
 	out.EvalCreateIndex, out.JobCreateIndex = out.Index, out.Index
 	q.index(out.Index)
 	return out, nil
+}
+
+// snapped is a payload as a server keeps it: in snappy's block format, here of literals alone.
+func snapped(payload []byte) []byte {
+	if payload == nil {
+		return nil
+	}
+	out := binary.AppendUvarint(nil, uint64(len(payload)))
+	for len(payload) > 0 {
+		n := min(len(payload), 60)
+		out = append(append(out, byte(n-1)<<2), payload[:n]...)
+		payload = payload[n:]
+	}
+	return out
+}
+
+// unsnapped is the payload that was given to snapped.
+func unsnapped(kept []byte) []byte {
+	_, n := binary.Uvarint(kept)
+	var out []byte
+	for kept = kept[max(n, 0):]; len(kept) > 0; {
+		size := int(kept[0]>>2) + 1
+		out, kept = append(out, kept[1:1+size]...), kept[1+size:]
+	}
+	return out
 }
 
 // launchChild registers a child of a parameterized or periodic job.

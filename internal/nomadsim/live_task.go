@@ -94,7 +94,7 @@ func (l *liveClient) start(t *taskRun, start int) {
 	if spec.DispatchPayload != nil && spec.DispatchPayload.File != "" && len(al.Job.Payload) > 0 {
 		path, err := lt.dirs.inTask(filepath.Join("local", spec.DispatchPayload.File))
 		if err == nil {
-			err = os.WriteFile(path, al.Job.Payload, 0o644)
+			err = os.WriteFile(path, unsnapped(al.Job.Payload), 0o644)
 		}
 		if err != nil {
 			t.startFailed(start, false, l.setupFailed("failed to write the payload", err))

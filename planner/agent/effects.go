@@ -26,11 +26,11 @@ type outcome struct {
 const stopsAtOnce = 16
 
 // carryOut carries effects out in order, up to the first that fails.
-func (a *Agent) carryOut(ctx context.Context, key picture.Key, id contract.GangID, effects []lifecycle.Effect) outcome {
+func (a *Agent) carryOut(ctx context.Context, key picture.Key, id contract.GangID, twin *twin, effects []lifecycle.Effect) outcome {
 	o := outcome{key: key}
 	for _, e := range effects {
 		start := time.Now()
-		err := a.effect(ctx, key, id, e, &o)
+		err := a.effect(ctx, key, id, twin, e, &o)
 		a.log.Debug("effect", "gang", id.String(), "effect", fmt.Sprintf("%T", e), "took", time.Since(start), "error", err)
 		if err != nil {
 			o.done.Failed, o.done.Err, o.done.Refused = e, err, nomad.Refused(err)
@@ -46,7 +46,7 @@ func (a *Agent) carryOut(ctx context.Context, key picture.Key, id contract.GangI
 	return o
 }
 
-func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID, e lifecycle.Effect, o *outcome) error {
+func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID, twin *twin, e lifecycle.Effect, o *outcome) error {
 	switch e := e.(type) {
 	case lifecycle.Tag:
 		err := a.client.Tag(ctx, key.Namespace, key.Job, contract.VersionTag, e.Version)
@@ -74,8 +74,18 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 		o.done.User = user
 		return err
 	case lifecycle.Check:
+		if twin != nil {
+			text, err := jobspec.Twin(e.Job)
+			if err != nil {
+				return err
+			}
+			e.Job, e.Index, key = text, twin.index, twin.key
+		}
 		return a.check(ctx, key, e)
 	case lifecycle.Register:
+		if twin != nil {
+			return a.registerTwin(ctx, twin, e, o)
+		}
 		submission, err := a.submission(ctx, key, id, e.Version)
 		if err != nil {
 			return err
@@ -84,6 +94,11 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 		o.done.Registered = r.JobModifyIndex
 		return err
 	case lifecycle.Deregister:
+		if twin != nil {
+			if err := a.stopTwin(ctx, twin, e.Purge, o); err != nil {
+				return err
+			}
+		}
 		r, err := a.client.Deregister(ctx, key.Namespace, key.Job, e.Purge)
 		o.done.Registered = r.JobModifyIndex
 		if nomad.NotFound(err) {
@@ -95,12 +110,15 @@ func (a *Agent) effect(ctx context.Context, key picture.Key, id contract.GangID,
 	case lifecycle.Publish:
 		return a.channel.Publish(ctx, e.Record)
 	case lifecycle.Remove:
-		return a.channel.Remove(ctx, id, e.Attempt)
+		return a.channel.Remove(ctx, channelOf(id, twin), e.Attempt)
 	case lifecycle.Refresh:
+		if twin != nil {
+			a.watcher.Refresh(ctx, twin.key)
+		}
 		a.watcher.Refresh(ctx, key)
 		return nil
 	case lifecycle.ReadReports:
-		reports, err := a.channel.Reports(ctx, id, e.Attempt)
+		reports, err := a.channel.Reports(ctx, channelOf(id, twin), e.Attempt)
 		o.done.Reports = reports
 		return err
 	}
@@ -137,6 +155,14 @@ func (a *Agent) dropSubmission(id contract.GangID) {
 	a.storeMu.Lock()
 	defer a.storeMu.Unlock()
 	delete(a.submissions, id)
+}
+
+// channelOf is the id under which the members know a gang.
+func channelOf(id contract.GangID, twin *twin) contract.GangID {
+	if twin != nil {
+		id.Job = twin.key.Job
+	}
+	return id
 }
 
 // checkError is a dry run whose result is not what the plan needs.

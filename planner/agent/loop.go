@@ -30,10 +30,11 @@ func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
 	defer timer.Stop()
 	run := func(e *entry, effects []lifecycle.Effect) {
 		e.busy = true
+		twin := a.state.twinOf(e)
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			a.inbox.outcome(a.carryOut(ctx, e.key, e.gang.ID, effects))
+			a.inbox.outcome(a.carryOut(ctx, e.key, e.gang.ID, twin, effects))
 		}()
 	}
 	for {
@@ -223,7 +224,7 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 		watch, cancel := context.WithCancel(ctx)
 		e.watch, e.watched = cancel, g.Saved.Attempt
 		key, attempt := e.key, g.Saved.Attempt
-		go a.channel.Watch(watch, g.ID, attempt, func(reports []contract.Report) {
+		go a.channel.Watch(watch, g.Channel(), attempt, func(reports []contract.Report) {
 			if len(reports) > 0 {
 				a.inbox.report(reported{key, attempt, reports})
 			}

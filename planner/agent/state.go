@@ -224,11 +224,12 @@ func (s *state) apply(d nomad.Delta) {
 	}
 	s.touch(touched)
 	for _, e := range d.Evals {
-		if g := s.gangs[picture.Key{Namespace: e.Namespace, Job: e.JobID}]; g != nil {
+		if g := s.gangs[s.home(picture.Key{Namespace: e.Namespace, Job: e.JobID})]; g != nil {
 			g.evals, g.dirty = append(g.evals, e), true
 		}
 	}
 	for _, key := range d.Fresh {
+		// A twin is read before its handle, which is what the gang waits for.
 		if g := s.gangs[key]; g != nil {
 			g.fresh, g.dirty = true, true
 		}
@@ -242,9 +243,11 @@ func (s *state) job(key picture.Key, j *picture.Job) {
 	} else {
 		s.jobs[key] = j
 	}
+	key = s.home(key)
 	e := s.gangs[key]
-	if e == nil && j != nil && j.Gang != nil {
+	if e == nil && j != nil && j.Gang != nil && s.jobs[key] == j {
 		e = s.add(key)
+		s.rehome(key)
 	}
 	if e != nil {
 		e.dirty = true
@@ -267,14 +270,14 @@ func (s *state) alloc(id string, a *picture.Alloc) {
 	key := picture.Key{}
 	switch {
 	case a != nil:
-		key = a.Key()
+		key = s.home(a.Key())
 		s.allocs[id] = a
 		if s.byJob[key] == nil {
 			s.byJob[key] = map[string]*picture.Alloc{}
 		}
 		s.byJob[key][id] = a
 	case old != nil:
-		key = old.Key()
+		key = s.home(old.Key())
 		delete(s.allocs, id)
 		delete(s.byJob[key], id)
 		if len(s.byJob[key]) == 0 {
@@ -302,8 +305,8 @@ func (s *state) claim(id string, a *picture.Alloc) {
 	if j := s.jobs[a.Key()]; j != nil {
 		c.Priority = j.Priority
 	}
-	if e := s.gangs[a.Key()]; e != nil {
-		c.Gang = core.GangID(a.Key().String())
+	if e := s.gangs[s.home(a.Key())]; e != nil {
+		c.Gang = core.GangID(e.key.String())
 		c.Attempt, c.Member = e.gang.Saved.Attempt, max(a.NameIndex(), 0)
 		c.Stopping = c.Stopping || e.departs || s.givenUp[id]
 	}
@@ -312,7 +315,7 @@ func (s *state) claim(id string, a *picture.Alloc) {
 		return
 	}
 	s.claims.put(id, c)
-	if e := s.gangs[a.Key()]; e != nil && !known && e.gang.Saved.Phase == lifecycle.Reserving {
+	if e := s.gangs[s.home(a.Key())]; e != nil && !known && e.gang.Saved.Phase == lifecycle.Reserving {
 		return // what was asked for is there; it was counted as asked
 	}
 	s.decideSoon = true
@@ -343,7 +346,7 @@ func (s *state) disturbed(news []nomad.Delta) map[string]bool {
 			if a == nil || a.Terminal() || s.allocs[id] != nil {
 				continue
 			}
-			if e := s.gangs[a.Key()]; e == nil || e.gang.Saved.Phase != lifecycle.Reserving {
+			if e := s.gangs[s.home(a.Key())]; e == nil || e.gang.Saved.Phase != lifecycle.Reserving {
 				out[a.NodeID] = true
 			}
 		}
@@ -353,9 +356,12 @@ func (s *state) disturbed(news []nomad.Delta) map[string]bool {
 
 // seen is what a gang's state machine is shown.
 func (s *state) seen(e *entry, now time.Time) lifecycle.Seen {
-	v := lifecycle.Seen{Now: now, Job: s.jobs[e.key], Evals: e.evals, Reports: e.reports, Fresh: e.fresh, Node: func(id string) *picture.Node { return s.nodes[id] }, Direct: func(id string) bool { return s.cards.Direct(core.NodeID(id)) }}
+	v := lifecycle.Seen{Now: now, Job: s.jobOf(e), Evals: e.evals, Reports: e.reports, Fresh: e.fresh, Node: func(id string) *picture.Node { return s.nodes[id] }, Direct: func(id string) bool { return s.cards.Direct(core.NodeID(id)) }}
 	for _, a := range s.byJob[e.key] {
 		v.Allocs = append(v.Allocs, a)
+	}
+	if t := s.twinOf(e); t != nil {
+		v.TwinLives, v.TwinIndex = t.alive, t.index
 	}
 	v.Leaving = s.leaving(e)
 	e.leaving = v.Leaving

@@ -372,6 +372,7 @@ func (a *Agent) restore(saved []loaded) {
 				e.told, e.toldLast, e.settled = n, l.saved.Stages[n-1], true
 			}
 			e.repeat = true
+			s.rehome(l.key)
 			s.reclaim(l.key)
 		}
 		s.loaded = true

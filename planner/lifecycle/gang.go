@@ -137,6 +137,8 @@ type Saved struct {
 	NotBefore    time.Time `json:"not_before,omitzero"`
 	NotBeforeWhy string    `json:"not_before_why,omitempty"`
 	Damaged      bool      `json:"damaged,omitempty"`
+	// Twin: the attempts run as a twin of the job; see twin.go.
+	Twin bool `json:"twin,omitempty"`
 	// Untried: the attempt's place was not tried dry. Dry: one that was not
 	// turned out to be none, so the next ones are.
 	Untried bool      `json:"untried,omitempty"`
@@ -471,6 +473,10 @@ type (
 		// Reports that came over the channel since the last event; those in the
 		// allocations' task events are taken from there.
 		Reports []contract.Report
+		// TwinLives: the gang runs as a twin of its job, and that is not stopped.
+		// TwinIndex is the twin's JobModifyIndex; 0: there is none.
+		TwinLives bool
+		TwinIndex uint64
 		// Fresh: job, allocations and evaluations were read anew on request.
 		Fresh bool
 		// Leaving are those of Saved.Leavers that still hold something.

@@ -75,7 +75,7 @@ func sameCards(a *picture.Alloc, p Place) bool {
 // record is the attempt's record while it is placed. Members count tasks: a
 // group may run several under Muster's driver.
 func (g *Gang) record(roster []*picture.Alloc, v Seen) *contract.Record {
-	r := &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: g.Saved.Attempt, Phase: contract.PhasePlaced, Queue: g.QueueName(),
+	r := &contract.Record{V: contract.RecordVersion, Gang: g.Channel(), Attempt: g.Saved.Attempt, Phase: contract.PhasePlaced, Queue: g.QueueName(),
 		HoldUntil: g.reservedUntil(v).Add(time.Minute), Min: g.Meta.Min, MinBandwidth: g.Meta.MinBandwidth}
 	for _, a := range roster {
 		if a == nil {

@@ -27,8 +27,9 @@ func (g *Gang) start(e Start) []Effect {
 	next := g.Saved
 	next.Phase, next.Adopted, next.Planned = Reserving, false, v.Now
 	next.Attempt++
-	next.Base = v.Job.JobModifyIndex
+	next.Base, next.Twin = g.baseOf(v), g.Twin()
 	next.Record, next.Stop, next.Ask, next.Foreign, next.Damaged = nil, nil, nil, false, false
+	next.Foreign = next.Twin // the handle is stopped at the end
 	next.NotBefore, next.NotBeforeWhy = time.Time{}, ""
 	next.Leavers, next.Room, next.Backfilled = e.Leavers, time.Time{}, e.Plan.OnPromise
 	next.Avoid = slices.DeleteFunc(slices.Clone(next.Avoid), func(a Avoid) bool { return !a.Until.After(v.Now) })
@@ -196,7 +197,7 @@ func (g *Gang) reserving(v Seen) []Effect {
 	job := v.Job.Gang
 	if !s.Adopted {
 		switch {
-		case job.JobModifyIndex == s.Base:
+		case job.JobModifyIndex == s.Base, s.Twin && job.IsHeld():
 			return g.registerAgain(v)
 		case job.Mark() != s.Attempt:
 			return g.stop(v, *s, Stop{Reason: ReasonUpdated, Text: "its job was registered by somebody else before its ranks were released", Site: true, Member: -1})

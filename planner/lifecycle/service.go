@@ -59,7 +59,7 @@ func (g *Gang) serving(v Seen, job *jobspec.Job) []Effect {
 	g.enter(contract.StagePlaced, at, "")
 	next := *s
 	next.Phase, next.Stages = Released, g.Saved.Stages
-	next.Record = &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: s.Attempt, Phase: contract.PhaseReleased, Queue: g.QueueName()}
+	next.Record = &contract.Record{V: contract.RecordVersion, Gang: g.Channel(), Attempt: s.Attempt, Phase: contract.PhaseReleased, Queue: g.QueueName()}
 	return []Effect{Save{next}}
 }
 

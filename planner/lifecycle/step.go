@@ -202,6 +202,9 @@ func rank(s contract.State) int {
 // stale tells whether the picture is older than our last write, in which case
 // nothing can be concluded from it.
 func (g *Gang) stale(v Seen) (bool, []Effect) {
+	if g.Twin() && g.Saved.Phase == Stopping && g.Saved.Stop.Final == "" && v.Job != nil && v.Job.Gang != nil && v.Job.Gang.IsHeld() {
+		g.floor = 0 // the twin is stopped, and the handle was never written
+	}
 	// A job that is not there any more was removed after our write: that took it
 	// to be there.
 	if v.Job == nil || v.Job.JobModifyIndex >= g.floor {

@@ -30,7 +30,7 @@ func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
 	}
 	effects := []Effect{}
 	if told && g.User != nil && !g.Service() {
-		ended := &contract.Record{V: contract.RecordVersion, Gang: g.ID, Attempt: next.Attempt, Phase: contract.PhaseEnded, Queue: g.QueueName(), Reason: why.Reason + ": " + why.Text}
+		ended := &contract.Record{V: contract.RecordVersion, Gang: g.Channel(), Attempt: next.Attempt, Phase: contract.PhaseEnded, Queue: g.QueueName(), Reason: why.Reason + ": " + why.Text}
 		if next.Record != nil {
 			ended.Members, ended.Worlds = next.Record.Members, next.Record.Worlds
 		} else {
@@ -98,9 +98,18 @@ func (g *Gang) stopping(v Seen) []Effect {
 	}
 	live := g.live(v, 0)
 	switch {
+	case v.TwinLives && (v.Job == nil || v.Job.Stop):
+		// Somebody stopped the handle.
+		if at, asked := g.since["twin"]; asked && v.Now.Sub(at) < staleAfter {
+			g.wake(at.Add(staleAfter))
+			return nil
+		}
+		g.since["twin"] = v.Now
+		return []Effect{Deregister{Purge: v.Job == nil}}
 	case v.Job == nil || v.Job.Stop:
 	case s.Stop.Final != "":
 		return []Effect{Deregister{Purge: s.Cancel != nil && s.Cancel.Purge}}
+	case v.Job.Gang == nil || g.Twin() && v.Job.Gang.IsHeld():
 	case !v.Job.Gang.IsHeld():
 		if g.User == nil {
 			return nil
@@ -129,7 +138,7 @@ func (g *Gang) stopping(v Seen) []Effect {
 	if len(holding) > 0 {
 		return g.stopLive(v, live)
 	}
-	if v.Job != nil && !v.Job.Stop && v.Job.Gang != nil && g.User != nil {
+	if v.Job != nil && !v.Job.Stop && v.Job.Gang != nil && g.User != nil && !g.Twin() {
 		emptied := v.Job.Gang.Members() == 0 && g.User.Members() > 0
 		switch {
 		case len(away) > 0 && !emptied:

@@ -47,7 +47,7 @@ func (g *Gang) version(v Seen) []Effect {
 		next.User = by.name
 		return []Effect{Save{next}}
 	}
-	if !g.tagged && g.set.Tags && len(g.Saved.Text) == 0 && g.Saved.Phase != Over {
+	if !g.tagged && g.set.Tags && len(g.Saved.Text) == 0 && g.Saved.Phase != Over && !g.Twin() {
 		return []Effect{Tag{g.Saved.Version}}
 	}
 	return nil
@@ -192,9 +192,6 @@ func notCarried(job *jobspec.Job) []contract.Fault {
 		return slices.ContainsFunc(g.Tasks, func(t jobspec.Task) bool { return t.Driver == contract.DriverName })
 	}):
 		return []contract.Fault{{Field: "driver", Value: contract.DriverName, Want: "another driver in a job of type service: ranks start together, and Nomad replaces a service's replicas one by one"}}
-	case job.Dispatched || job.ParentID != "":
-		return []contract.Fault{{Field: "job", Value: job.ID, Want: "a job of its own: Nomad does not let a dispatched or periodic job's child be registered again, " +
-			"and the planner does not run it as a twin yet; submit it as a job"}}
 	}
 	return nil
 }

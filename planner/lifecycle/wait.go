@@ -123,6 +123,10 @@ func (g *Gang) unheld(v Seen, live []*picture.Alloc) []Effect {
 	}
 	next := g.Saved
 	next.Base = 0
+	if g.User.IsChild() {
+		return g.stop(v, next, Stop{Reason: ReasonAdopted, Final: contract.StageCancelled, Member: -1,
+			Text: fmt.Sprintf("%s; it was started by job %s and cannot be held afterwards: give that job the hold constraint", why, g.User.ParentID)})
+	}
 	return g.stop(v, next, Stop{Reason: ReasonAdopted, Text: why + "; it is held from now on", Site: true, Member: -1})
 }
 
@@ -312,6 +316,9 @@ func isDescription(text string) bool { return strings.Contains(text, description
 // another one. It makes a version of the job, so it is called when the text
 // matters: a gang is refused, or has been queued for a while.
 func (g *Gang) Describe(v Seen, text string) []Effect {
+	if g.Twin() {
+		return nil // its job cannot be registered again
+	}
 	text = descriptionMark + text
 	if _, ready := g.Ready(v); !ready || g.described == text || !g.tagged && len(g.Saved.Text) == 0 {
 		return nil
