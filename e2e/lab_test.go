@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -210,7 +211,7 @@ func poll(ctx context.Context, t *testing.T, what string, done func() error) {
 
 // gang reads a gang from the planner; nil where it knows none.
 func (l *lab) gang(ctx context.Context, job string, query string) (*view.Gang, error) {
-	data, err := get(ctx, l.MusterAddr+"/v1/gang/default/"+job+query)
+	data, err := get(ctx, l.MusterAddr+"/v1/gang/default/"+url.PathEscape(job)+query)
 	if err != nil || data == nil {
 		return nil, err
 	}

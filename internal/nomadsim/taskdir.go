@@ -2,6 +2,7 @@ package nomadsim
 
 import (
 	"bytes"
+	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -129,6 +130,10 @@ func templateFuncs(env map[string]string) template.FuncMap {
 				return v, nil
 			}
 			return "", fmt.Errorf("mustEnv: %s is not set", k)
+		},
+		"base64Decode": func(s string) (string, error) {
+			raw, err := base64.StdEncoding.DecodeString(s)
+			return string(raw), err
 		},
 		"toLower": strings.ToLower, "toUpper": strings.ToUpper, "trimSpace": strings.TrimSpace,
 		"join": func(sep string, list []string) string { return strings.Join(list, sep) }, "split": func(sep, s string) []string { return strings.Split(s, sep) },
