@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,9 +11,12 @@ import (
 	"github.com/shoenig/test/must"
 	"golang.org/x/sys/unix"
 
+	"github.com/nomad-muster/muster/driver/image"
 	"github.com/nomad-muster/muster/driver/isolation"
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/internal/nomadplugin/device"
 	"github.com/nomad-muster/muster/internal/nomadplugin/driver"
+	"github.com/nomad-muster/muster/internal/nomadplugin/hclspec"
 )
 
 // standInCards makes nodes that open, in place of cards: those of FUSE and of
@@ -171,5 +175,60 @@ func TestLostTaskLeavesNoMount(t *testing.T) {
 	for _, path := range written.Cgroups {
 		_, err := os.Stat(path)
 		must.ErrorIs(t, err, os.ErrNotExist)
+	}
+}
+
+// What cannot be had is off, and the fingerprint says so.
+func TestWithoutRoot(t *testing.T) {
+	p := newPlugin(t, map[string]any{"rendezvous": "signal"})
+	p.noJail, p.hierarchy = errors.New("the agent does not run as root"), isolation.Hierarchy{Why: "no cgroup may be made"}
+	f := p.fingerprint(t.Context(), p.config)
+	must.StrContains(t, f.Description, "no private /dev and /tmp: the agent does not run as root")
+	must.StrContains(t, f.Description, "no cgroups: no cgroup may be made")
+
+	cfg := taskConfig(t, contract.GangID{Region: "global", Namespace: "default", Job: "j"}, "n1", map[string]any{"launcher": "ranks", "command": []any{"/bin/true"}, "nproc_per_node": 1})
+	spec, err := p.specOf(p.config, cfg)
+	must.NoError(t, err)
+	must.False(t, spec.Isolated || spec.Jailed)
+	p.hierarchy, p.noJail = isolation.Hierarchy{Version: 2}, nil
+	spec, err = p.specOf(p.config, cfg)
+	must.NoError(t, err)
+	must.True(t, spec.Isolated && spec.Jailed)
+	p.config.Isolation = contract.IsolationNone
+	spec, err = p.specOf(p.config, cfg)
+	must.NoError(t, err)
+	must.False(t, spec.Isolated || spec.Jailed)
+}
+
+// What tasks may use beside their grants, and where cards are named by variables
+// alone.
+func TestCommonDevices(t *testing.T) {
+	out, err := commonDevices(Config{Devices: []string{"/dev/null", "/dev/not-there"}}, &driver.TaskConfig{}, 0)
+	must.NoError(t, err)
+	must.Eq(t, []isolation.Device{{Host: "/dev/null"}}, out)
+	all, err := isolation.CardNodes("/dev")
+	must.NoError(t, err)
+	out, err = commonDevices(Config{}, &driver.TaskConfig{}, 2)
+	must.NoError(t, err)
+	must.Eq(t, len(all), len(out))
+}
+
+func TestConfigOfDevicesAndImages(t *testing.T) {
+	read := func(config map[string]any) (Config, error) {
+		text, err := hclspec.Encode(configSchema, config, nil)
+		must.NoError(t, err)
+		return ParseConfig(text)
+	}
+	c, err := read(map[string]any{"devices": []any{"/dev/fuse"}, "image": map[string]any{"engine": "enroot", "auth_file": "/etc/auth.json", "mounts": []any{"/data:ro", "/mnt/a:/b", "/c:/d:ro"}}})
+	must.NoError(t, err)
+	must.Eq(t, []string{"/dev/fuse"}, c.Devices)
+	must.Eq(t, ImageConfig{Engine: "enroot", AuthFile: "/etc/auth.json", Cache: "/var/lib/muster/images",
+		Mounts: []isolation.Mount{{Host: "/data", Path: "/data", ReadOnly: true}, {Host: "/mnt/a", Path: "/b"}, {Host: "/c", Path: "/d", ReadOnly: true}}}, c.Images)
+	c, err = read(map[string]any{})
+	must.NoError(t, err)
+	must.Eq(t, image.Auto, c.Images.Engine)
+	_, err = read(map[string]any{"devices": []any{"/etc/passwd", "fuse"}, "image": map[string]any{"engine": "docker", "auth_file": "auth", "cache": "c", "mounts": []any{"data", "/a:b", "/a:/b:/c"}}})
+	for _, field := range []string{"config.devices", "/etc/passwd", "fuse", "config.image.engine", "docker", "config.image.auth_file", "config.image.cache", "config.image.mounts", "/a:/b:/c"} {
+		must.ErrorContains(t, err, field)
 	}
 }
