@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/csv"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
 
@@ -81,9 +83,18 @@ func TestUsageIsWhatNomadRan(t *testing.T) {
 	l.submit(ctx, t, gangJob{name: "u-borrows", queue: "lab", members: 4, cards: 4, config: shellRanks(t, borrows, 1)}.hcl())
 	awaitStarted(ctx, t, borrows, 1, 4)
 	pause(ctx, 1500*time.Millisecond)
-	r, err := l.Muster(ctx, "top")
-	must.NoError(t, err)
-	must.StrContains(t, r.Stdout, "default/u-borrows")
+	poll(ctx, t, "the device plugins' samples of all cards that the gang holds", func() error {
+		r, err := l.Muster(ctx, "top", "-json")
+		must.NoError(t, err)
+		var top view.Top
+		must.NoError(t, json.Unmarshal([]byte(r.Stdout), &top), must.Sprint(r.Stderr))
+		for _, g := range top.Gangs {
+			if g.Gang == "default/u-borrows" && g.Cards == 16 && g.Sampled == 16 && g.Memory.Known {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s", r.Stdout)
+	})
 	l.submit(ctx, t, gangJob{name: "u-entitled", queue: "prod", members: 2, cards: 4, config: shellRanks(t, entitled, 1)}.hcl())
 	awaitStarted(ctx, t, entitled, 1, 2)
 
@@ -120,7 +131,7 @@ func TestUsageIsWhatNomadRan(t *testing.T) {
 	must.Eq(t, 0, used["u-entitled"][-1])
 	must.MapLen(t, 3, used["u-fails"], must.Sprint("two attempts, and what was lost"))
 
-	r, err = l.Muster(ctx, "ledger", "verify")
+	r, err := l.Muster(ctx, "ledger", "verify")
 	must.NoError(t, err)
 	must.Eq(t, 0, r.Code, must.Sprint(r.Stdout, r.Stderr))
 	must.StrContains(t, r.Stdout, "Nothing is wrong")

@@ -127,7 +127,7 @@ func (a *Agent) meterLoop(ctx context.Context, cfg *config.Config) {
 		if now.Sub(figured) >= pause {
 			a.refigure(l, now)
 			figured = time.Now()
-			pause = max(figuresEvery, 100*figured.Sub(now)) // at most a hundredth of a core
+			pause = max(figuresEvery, 200*figured.Sub(now)) // at most half a hundredth of a core
 		}
 		if l != nil {
 			all, ok := a.look(l, now)
