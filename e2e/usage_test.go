@@ -75,6 +75,7 @@ func TestUsageIsWhatNomadRan(t *testing.T) {
 	pause(ctx, 1500*time.Millisecond) // that there is something to book
 	touch(t, fails, "1.1.exit", "3")
 	awaitStarted(ctx, t, fails, 2, 2)
+	pause(ctx, 1100*time.Millisecond)
 	touch(t, completes, "end", "")
 	touch(t, fails, "end", "")
 	l.awaitStage(ctx, t, "u-completes", contract.StageComplete)

@@ -262,11 +262,37 @@ func (a *Agent) look(l *accounting.Ledger, now time.Time) (all, ok bool) {
 		l.Observe(g, now)
 		l.Forget(g.Name, now)
 	}
+	m.drop(l, gone)
 	for i := range sights {
 		l.Observe(sights[i].gang, now)
 		m.follow(l, &sights[i])
 	}
 	return all, true
+}
+
+// drop books what the cards of gangs that are gone did, and follows them no
+// more.
+func (m *meter) drop(l *accounting.Ledger, gone []accounting.Gang) {
+	if len(gone) == 0 {
+		return
+	}
+	names := map[string]bool{}
+	for i := range gone {
+		names[gone[i].Name] = true
+	}
+	m.samples.Lock()
+	defer m.samples.Unlock()
+	for id, held := range m.held {
+		if names[held.attempt.Gang] {
+			m.use.Release(id, held.cards)
+			delete(m.held, id)
+		}
+	}
+	for _, key := range m.use.Attempts() {
+		if names[key.Gang] {
+			l.Used(m.use.End(key))
+		}
+	}
 }
 
 // gangNames are all gangs that there are.
@@ -352,6 +378,7 @@ func (s *state) sight(e *entry) (sight, bool) {
 	if end := saved.End; end != nil {
 		out.gang.End = &accounting.GangEnd{At: end.At, Submitted: saved.Submitted, Stage: end.Stage, Queue: account.queue, User: account.user, Cards: account.cards, Attempts: saved.Attempt}
 	}
+	running := len(out.gang.Attempts) - 1 // of one that has not ended, where there is one
 	for _, alloc := range s.byJob[e.key] {
 		owner := -1
 		for i := range out.gang.Attempts {
@@ -366,6 +393,10 @@ func (s *state) sight(e *entry) (sight, bool) {
 		booked, cards := s.bookedAlloc(alloc)
 		out.gang.Attempts[owner].Allocs = append(out.gang.Attempts[owner].Allocs, booked)
 		out.cards[alloc.ID] = cards
+	}
+	if running >= 0 && out.gang.Attempts[running].End == nil && saved.Phase == lifecycle.Reserving && len(out.gang.Attempts[running].Allocs) == 0 {
+		// Nomad may refuse it yet, and the number would be another's.
+		out.gang.Attempts = out.gang.Attempts[:running]
 	}
 	return out, true
 }

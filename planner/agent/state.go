@@ -118,6 +118,7 @@ type entry struct {
 	// queued.
 	foretold    accounting.ETA
 	foretoldFor time.Time
+	waitBooked  time.Time // when the ledger was last told why it waits
 	// reasonAt is since when the verdict has its reason.
 	reasonAt, describedAt time.Time
 	describedFor          core.Reason

@@ -114,7 +114,11 @@ func (a *Agent) judge(v *core.Verdict, now time.Time) {
 	}
 	e.verdict, e.decided = *v, true
 	e.foresee(v, now)
-	if changed {
+	// A gang whose first blocker goes to and fro is not booked each time.
+	if changed && (v.Action != core.ActionWait || now.Sub(e.waitBooked) >= time.Minute) {
+		if v.Action == core.ActionWait {
+			e.waitBooked = now
+		}
 		a.meter.decide(accounting.Decision{At: now, Gang: e.key.String(), Attempt: e.gang.Saved.Attempt, Queue: e.gang.QueueName(), Action: string(v.Action), Reason: string(v.Reason), Text: v.Sentence})
 	}
 	if changed && (v.Action == core.ActionWait || v.Action == core.ActionRefuse || v.Action == core.ActionFail) {
