@@ -18,6 +18,7 @@ import (
 // what the loop hands over, beside the loop.
 type figures struct {
 	at      time.Time
+	begun   time.Time            // once the loop had let go of its state
 	pending map[[2]string]int    // gangs by queue and reason
 	oldest  map[string]time.Time // since when the longest waiting gang of a queue waits
 	phases  map[string]int
@@ -80,6 +81,7 @@ func (a *Agent) figure(now time.Time) *figures {
 	f := &figures{at: now, demand: s.demand, contact: s.contact.At, connected: s.contact.OK && s.whole, resyncs: s.resyncs}
 	set := s.set
 	a.mu.Unlock()
+	f.begun = time.Now()
 	isCard := func(kind string) bool { return slices.Contains(set.CardTypes, kind) }
 
 	f.gangs(gangs)

@@ -125,9 +125,10 @@ func (a *Agent) meterLoop(ctx context.Context, cfg *config.Config) {
 			l = a.openLedger(ctx, path)
 		}
 		if now.Sub(figured) >= pause {
-			a.refigure(l, now)
+			took := a.refigure(l, now)
 			figured = time.Now()
-			pause = max(figuresEvery, 200*figured.Sub(now)) // at most half a hundredth of a core
+			// At most half a hundredth of a core, where that does not make them old.
+			pause = min(max(figuresEvery, 200*took), 10*figuresEvery)
 		}
 		if l != nil {
 			all, ok := a.look(l, now)
@@ -482,12 +483,13 @@ func (m *meter) flushSums(l *accounting.Ledger, now time.Time) {
 	l.Sampled(now, sums)
 }
 
-// refigure works out the gauges anew.
-func (a *Agent) refigure(l *accounting.Ledger, now time.Time) {
+// refigure works out the gauges anew, and tells how long it worked.
+func (a *Agent) refigure(l *accounting.Ledger, now time.Time) time.Duration {
 	f := a.figure(now)
 	if f == nil {
-		return
+		return 0
 	}
+	start := f.begun
 	if l != nil {
 		known := map[string]bool{}
 		cfg := &a.config.Current().Core
@@ -502,6 +504,7 @@ func (a *Agent) refigure(l *accounting.Ledger, now time.Time) {
 		}
 	}
 	a.meter.figures.Store(f)
+	return time.Since(start)
 }
 
 // keep stores what samples said of running attempts.
