@@ -323,9 +323,7 @@ func (s *script) submit(a args) error {
 		g.NotBefore, g.NotBeforeWhy = s.world.Now.Add(d), "failed before"
 	}
 	g.Ran, g.Name = a.duration("ran", 0), a.text("name", "")
-	for _, f := range a.list("fault") {
-		g.Faults = append(g.Faults, f)
-	}
+	g.Faults = append(g.Faults, a.list("fault")...)
 	x, err := s.world.Submit(g)
 	if err == nil {
 		x.Hold = a.has("hold")
