@@ -147,7 +147,7 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		Rendezvous: mode, Consul: config.Consul, HoldLimit: config.HoldLimit,
 		Python: config.Python, Interface: config.Interface, PortLow: config.PortLow, PortHigh: config.PortHigh,
 		Isolated: isolated, Hierarchy: p.hierarchy, Cgroup: strings.NewReplacer("/", ".", " ", "_").Replace(cfg.ID),
-		Image:  shim.ImageSpec{Engine: config.Images.Engine, Path: config.Path, AuthFile: config.Images.AuthFile, Cache: config.Images.Cache, Mounts: config.Images.Mounts},
+		Image:  shim.ImageSpec{Engine: config.Images.Engine, Path: config.Path, AuthFile: config.Images.AuthFile, Cache: config.Images.Cache, Mounts: config.Images.Mounts, Home: p.home(), Proxies: p.proxies()},
 		Jailed: jailed, AllocDir: cfg.AllocDir, Mounts: mounts,
 		// NVIDIA's multi-process service is reached through shared memory.
 		SharedIPC: cfg.DeviceEnv["CUDA_MPS_PIPE_DIRECTORY"] != "",
@@ -166,6 +166,24 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		s.NomadIP, s.Port = ports(r)
 	}
 	return s, nil
+}
+
+// home is the agent's user's.
+func (p *Plugin) home() string {
+	if own, err := user.Current(); err == nil && own.HomeDir != "" {
+		return own.HomeDir
+	}
+	return "/"
+}
+
+// proxies are those that the agent was started with.
+func (p *Plugin) proxies() (out []string) {
+	for _, name := range []string{"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} {
+		if value := p.agent[name]; value != "" {
+			out = append(out, name+"="+value)
+		}
+	}
+	return out
 }
 
 // commonDevices gives what the task may use beside what the device plugins

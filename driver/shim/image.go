@@ -26,7 +26,14 @@ type ImageSpec struct {
 	Path     string            `json:"path"`   // where engines are looked for
 	AuthFile string            `json:"auth_file,omitempty"`
 	Cache    string            `json:"cache"`
-	Mounts   []isolation.Mount `json:"mounts,omitempty"` // of the operator, in every image
+	Mounts   []isolation.Mount `json:"mounts,omitempty"`  // of the operator, in every image
+	Home     string            `json:"home"`              // of the agent's user, where engines keep files
+	Proxies  []string          `json:"proxies,omitempty"` // NAME=value, for pulls
+}
+
+// environment of the engine itself.
+func (i ImageSpec) environment() []string {
+	return append([]string{"PATH=" + i.Path, "HOME=" + i.Home, "LANG=C.UTF-8"}, i.Proxies...)
 }
 
 // imageTask is the image that the ranks run in.
@@ -134,13 +141,7 @@ func (s *supervisor) fetchImage() error {
 
 // runEngine is an image.Runner.
 func (s *supervisor) runEngine(ctx context.Context, argv []string, line func(string)) ([]byte, error) {
-	env := []string{"PATH=" + s.spec.Image.Path, "HOME=/root", "LANG=C.UTF-8"}
-	for _, name := range []string{"http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} {
-		if value := os.Getenv(name); value != "" {
-			env = append(env, name+"="+value)
-		}
-	}
-	return run(ctx, s.spawn, command{argv: argv, env: env, dir: "/", outside: true, line: line})
+	return run(ctx, s.spawn, command{argv: argv, env: s.spec.Image.environment(), dir: "/", outside: true, line: line})
 }
 
 // containerName is the task's container; one a start.
@@ -193,8 +194,7 @@ func (s *supervisor) enterImage() error {
 		life = s.ctx
 	}
 	go func() {
-		env := []string{"PATH=" + s.spec.Image.Path, "HOME=/root", "LANG=C.UTF-8"}
-		_, err := run(life, s.spawn, command{argv: t.engine.Run(container), env: env, dir: "/", cgroup: s.cgroup})
+		_, err := run(life, s.spawn, command{argv: t.engine.Run(container), env: s.spec.Image.environment(), dir: "/", cgroup: s.cgroup})
 		if err != nil || !t.engine.Detaches() {
 			failed <- err
 		}
