@@ -21,9 +21,10 @@
 //
 // A report is the whole truth of one node at one time, so nothing has to be
 // repeated, and a planner that starts knows a node again with its next report.
-// What it knew of bad cards before it started counts until their node has
-// reported, or for Inherit: Nomad's word may be older than that. Of each reporter the highest sequence number counts; the same report twice
-// changes nothing. A reporter of the same node name replaces the one before it,
+// What an earlier life of it knew of bad cards counts until their node has
+// reported, or for Inherit: Nomad's word may be older than that. Of each
+// reporter the highest sequence number counts; the same report twice changes
+// nothing. A reporter of the same node name replaces the one before it,
 // unless its report is the older one. Memory is bounded: MostReporters of
 // MostCards cards each, and only the last report of each.
 //
