@@ -11,6 +11,9 @@ import (
 	"github.com/nomad-muster/muster/planner/view"
 )
 
+// errFaulty ends a check that found something, after it was printed.
+var errFaulty = &Exit{Code: ExitError, Err: errors.New("the ledger is not right; docs/accounting.md says what to do")}
+
 // ledgerPath finds a ledger's file: the flag's, or that of a configuration.
 func ledgerPath(file string, configs []string) (string, error) {
 	switch {

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -130,6 +129,3 @@ func demand() Command {
 		},
 	}
 }
-
-// errFaulty ends a check that found something, after it was printed.
-var errFaulty = &Exit{Code: ExitError, Err: errors.New("the ledger is not right; docs/accounting.md says what to do")}
