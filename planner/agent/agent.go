@@ -144,7 +144,7 @@ func New(o Options) (*Agent, error) {
 	}
 	a.follows = a.consul != nil || o.Channel != nil
 	if a.channel = o.Channel; a.channel == nil {
-		a.channel = release.Router{Consul: a.consul, Signals: release.Signals{Nomad: a.client}, BySignal: a.bySignal}
+		a.channel = release.Router{Consul: a.consul, Signals: release.Signals{Nomad: a.client, Sent: &release.Sent{}}, BySignal: a.bySignal}
 	}
 	a.watcher = nomad.NewWatcher(a.client, cfg.Core.Levels, o.Timing, a.log)
 	a.feed = httpapi.NewFeed(4096, uint64(time.Now().UnixNano()))

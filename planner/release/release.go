@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -45,7 +46,70 @@ type Signaller interface {
 }
 
 // Signals is the Channel over Nomad's signals.
-type Signals struct{ Nomad Signaller }
+type Signals struct {
+	Nomad Signaller
+	// Sent, if set, keeps a record that is tried again from the members that it
+	// has reached: every signal takes a place among the few events that Nomad
+	// keeps of a task, and the member's reports are among those.
+	Sent *Sent
+}
+
+// Sent remembers, of the last record of each gang that did not reach all of its
+// members, whom it reached. The zero value is ready to use.
+type Sent struct {
+	mu sync.Mutex
+	of map[contract.GangID]*sent
+}
+
+type sent struct {
+	text string // of the record
+	to   map[string]bool
+}
+
+// begin gives the members that the record has not reached.
+func (s *Sent) begin(record *contract.Record, text string, members []contract.Member) []contract.Member {
+	if s == nil {
+		return members
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.of[record.Gang]
+	if before == nil || before.text != text {
+		delete(s.of, record.Gang)
+		return members
+	}
+	var left []contract.Member
+	for _, m := range members {
+		if !before.to[m.Alloc+"."+m.Task] {
+			left = append(left, m)
+		}
+	}
+	return left
+}
+
+// end takes down whom the record has reached; all: nothing is left to be done.
+func (s *Sent) end(record *contract.Record, text string, reached []contract.Member, all bool) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if all {
+		delete(s.of, record.Gang)
+		return
+	}
+	if s.of == nil {
+		s.of = map[contract.GangID]*sent{}
+	}
+	at := s.of[record.Gang]
+	if at == nil || at.text != text {
+		at = &sent{text: text, to: map[string]bool{}}
+		s.of[record.Gang] = at
+	}
+	for _, m := range reached {
+		at.to[m.Alloc+"."+m.Task] = true
+	}
+}
 
 // signalsAtOnce bounds the calls on their way.
 const signalsAtOnce = 16
@@ -72,12 +136,14 @@ func (s Signals) publish(ctx context.Context, record *contract.Record, members [
 		texts = append(texts, contract.SignalAsk+" "+string(ask))
 	}
 	var (
-		wg    sync.WaitGroup
-		mu    sync.Mutex
-		fails []error
-		slots = make(chan struct{}, signalsAtOnce)
+		wg      sync.WaitGroup
+		mu      sync.Mutex
+		fails   []error
+		reached []contract.Member
+		slots   = make(chan struct{}, signalsAtOnce)
+		whole   = strings.Join(texts, "\n")
 	)
-	for _, m := range members {
+	for _, m := range s.Sent.begin(record, whole, members) {
 		slots <- struct{}{}
 		wg.Add(1)
 		go func() {
@@ -90,9 +156,13 @@ func (s Signals) publish(ctx context.Context, record *contract.Record, members [
 					return
 				}
 			}
+			mu.Lock()
+			reached = append(reached, m)
+			mu.Unlock()
 		}()
 	}
 	wg.Wait()
+	s.Sent.end(record, whole, reached, len(fails) == 0 || record.Phase == contract.PhaseEnded)
 	if len(fails) == 0 || record.Phase == contract.PhaseEnded {
 		return nil
 	}
