@@ -188,7 +188,9 @@ func TestStopAsksTheRanksFirst(t *testing.T) {
 	r, err := l.Muster(ctx, "job", "stop", "-detach", "-grace=2m", "-reason=enough", "stop-asked")
 	must.NoError(t, err)
 	must.Eq(t, 0, r.Code, must.Sprint(r.Stdout, r.Stderr))
-	l.await(ctx, t, "stop-asked", "being asked", func(g *view.Gang) bool { return g.Reason == core.ReasonEvicted && strings.Contains(g.Sentence, "enough") })
+	l.await(ctx, t, "stop-asked", "being asked", func(g *view.Gang) bool {
+		return g.Reason == core.ReasonEvicted && strings.Contains(g.Sentence, "enough")
+	})
 	job, _, err := l.nomad.Jobs().Info("stop-asked", nil)
 	must.NoError(t, err)
 	must.False(t, *job.Stop)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hashicorp/nomad/api"
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
@@ -129,7 +128,7 @@ func TestPeriodicGang(t *testing.T) {
 	must.NoError(t, err)
 	id := ""
 	b.eventually("the child is there", func() bool {
-		list, _, err := b.sim.Client().Jobs().List(&api.QueryOptions{Prefix: "nightly/periodic-"})
+		list, _, err := b.sim.Client().Jobs().PrefixList("nightly/periodic-")
 		must.NoError(t, err)
 		for _, j := range list {
 			if !strings.HasSuffix(j.ID, "/run") {
