@@ -19,8 +19,9 @@
 //     c. or, blocked by capacity, given room by shrinking and evicting others
 //     as far as it is entitled to (package preempt), its place being kept
 //     for it until they are gone;
-//     d. or given a reservation, up to Config.Reservations of them (package
-//     backfill): a promised start, or cards that are gathered for it.
+//     d. or given a reservation (package backfill): a promised start, or cards
+//     that are gathered for it. There are Config.Reservations of them, and
+//     Config.QueueReservations for the gangs of one queue on one model.
 //     A gang behind it is backfill: it may not touch what is promised, unless
 //     it ends before, or is preemptible and reports checkpoints.
 //  5. Elastic gangs grow into cards that nobody waits for.
