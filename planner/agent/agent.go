@@ -163,7 +163,9 @@ func (a *Agent) Feed() *httpapi.Feed { return a.feed }
 // Run plans until ctx ends. It returns early only where it cannot start at
 // all.
 func (a *Agent) Run(ctx context.Context) error {
+	a.mu.Lock()
 	a.state.started = time.Now()
+	a.mu.Unlock()
 	server, err := a.connect(ctx)
 	if err != nil {
 		return err

@@ -331,6 +331,7 @@ func (g *waitingGang) asks(group *core.Group, kinds map[deviceKind]bool, isCard 
 // cards, members of c cards can use f - f mod c. False: nothing is free, or
 // nothing is wanted.
 func fragmentation(free []int, asks []ask) (float64, bool) {
+	asks = slices.DeleteFunc(slices.Clone(asks), func(a ask) bool { return a.cards <= 0 }) // such members can use none
 	var total, wanted int64
 	for _, n := range free {
 		total += int64(n)

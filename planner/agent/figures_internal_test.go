@@ -22,6 +22,8 @@ func TestFragmentation(t *testing.T) {
 		{"halves for whole nodes", []int{4, 4}, []ask{{8, 16}}, 1, true},
 		{"halves for quarters", []int{4, 4}, []ask{{2, 16}}, 0, true},
 		{"a rest of one in three", []int{3}, []ask{{2, 2}}, 1. / 3, true},
+		{"a member that wants none", []int{4}, []ask{{0, 0}, {4, 4}}, 0, true},
+		{"only such members", []int{4}, []ask{{0, 0}}, 0, false},
 		{"weighted by what is wanted", []int{4, 4}, []ask{{8, 30}, {2, 10}}, .75, true},
 	} {
 		got, ok := fragmentation(test.free, test.asks)
