@@ -105,7 +105,9 @@ func (v *virtualMember) report(t *nomadsim.Task, gang contract.GangID, state con
 		more(&r)
 	}
 	if v.channel != nil {
-		v.channel.Report(r)
+		if gang.Job != "" { // else it was stopped before it had seen a record
+			v.channel.Report(r)
+		}
 		return
 	}
 	text, _ := json.Marshal(r)
