@@ -129,6 +129,7 @@ type variable struct{ name, query string }
 func Dashboards() (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for name, b := range boards {
+		//lint:ignore SA1019 every Grafana imports the first schema; the second needs the newest
 		d := dashboard.NewDashboardBuilder(b.title).Uid(name).Description(b.about).Tags([]string{"muster", b.tag}).Timezone("browser").Refresh("30s").Time("now-6h", "now").
 			Tooltip(dashboard.DashboardCursorSyncCrosshair).Readonly().
 			WithVariable(dashboard.NewDatasourceVariableBuilder("source").Label("Prometheus").Type("prometheus"))
