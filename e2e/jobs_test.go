@@ -125,7 +125,8 @@ func (l *lab) register(ctx context.Context, t *testing.T, hcl string) *api.Job {
 // stop ends a gang as the command line does.
 func (l *lab) stop(ctx context.Context, t *testing.T, job string) {
 	t.Helper()
-	r, err := l.Muster(ctx, "job", "stop", "-detach", job)
+	// The grace of the queue is for ranks that save; these only mark their steps.
+	r, err := l.Muster(ctx, "job", "stop", "-detach", "-grace=5s", job)
 	must.NoError(t, err)
 	must.Eq(t, 0, r.Code, must.Sprintf("muster job stop: %s%s", r.Stdout, r.Stderr))
 }

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -181,10 +182,33 @@ func TestNoRankStartsBeforeAllArePlaced(t *testing.T) {
 func TestStopAsksTheRanksFirst(t *testing.T) {
 	ctx, l := shared(t)
 	dir := folder(t)
+	// Ranks that mark their progress are known to look for the preempt file, and
+	// are spared the signal.
+	touch(t, dir, "mark", "")
 	touch(t, dir, "saves", "")
 	touch(t, dir, "linger", "")
 	l.submit(ctx, t, gangJob{name: "stop-asked", members: 4, cards: 4, config: shellRanks(t, dir, 1)}.hcl())
 	awaitStarted(ctx, t, dir, 1, 4)
+	poll(ctx, t, "all members report marks", func() error {
+		data, err := get(ctx, l.ConsulAddr+"/v1/kv/?recurse=true")
+		if err != nil {
+			return err
+		}
+		var entries []struct{ Value []byte }
+		if err := json.Unmarshal(data, &entries); err != nil {
+			return err
+		}
+		n := 0
+		for _, e := range entries {
+			if strings.Contains(string(e.Value), `"state":"training"`) {
+				n++
+			}
+		}
+		if n < 4 {
+			return fmt.Errorf("%d of 4 do", n)
+		}
+		return nil
+	})
 	r, err := l.Muster(ctx, "job", "stop", "-detach", "-grace=2m", "-reason=enough", "stop-asked")
 	must.NoError(t, err)
 	must.Eq(t, 0, r.Code, must.Sprint(r.Stdout, r.Stderr))

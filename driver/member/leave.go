@@ -41,7 +41,13 @@ func (m *Member) ask(now time.Time, a contract.Ask, todo *actions) {
 	}
 	m.stage = Leaving
 	todo.tell(fmt.Sprintf("asked to save and leave within %v%s", m.grace.Round(time.Second), why(a)))
-	todo.add(Ask{Ask: a})
+	act := Ask{Ask: a}
+	if a.Kind == contract.AskStop {
+		// Its user stops the gang: ranks that take no other hint get the signal that
+		// a stop by Nomad begins with.
+		act.Stop, act.Spare = "SIGTERM", m.Marked()
+	}
+	todo.add(act)
 	m.afterAsk(now, todo)
 }
 
