@@ -34,7 +34,7 @@ const (
 )
 
 // Streams gives how many connections it takes to measure a rate, in Gbit/s.
-func Streams(want float64) int { return max(1, min(16, int(math.Ceil(want/10)))) }
+func Streams(want float64) int { return int(max(1, min(16, math.Ceil(want/10)))) }
 
 // result is the taker's answer: one line of JSON.
 type result struct {

@@ -3,6 +3,7 @@ package bandwidth
 import (
 	"context"
 	"io"
+	"math"
 	"net"
 	"testing"
 	"time"
@@ -101,5 +102,12 @@ func TestMeasureRefuses(t *testing.T) {
 func TestStreams(t *testing.T) {
 	for want, streams := range map[float64]int{0.1: 1, 10: 1, 25: 3, 100: 10, 400: 16} {
 		must.Eq(t, streams, Streams(want))
+	}
+}
+
+// Nor does a rate beyond all numbers ask for none.
+func TestStreamsOfAnyRate(t *testing.T) {
+	for want, n := range map[float64]int{0: 1, 11: 2, 1e5: 16, 1e300: 16, math.Inf(1): 16} {
+		must.Eq(t, n, Streams(want), must.Sprint(want))
 	}
 }

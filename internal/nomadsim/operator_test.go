@@ -218,7 +218,8 @@ func TestRollouts(t *testing.T) {
 	must.True(t, *j.Stable)
 
 	bad := service("web", 2)
-	bad.TaskGroups[0].Update.AutoRevert = ptr(true)
+	bad.TaskGroups[0].Update.AutoRevert, bad.TaskGroups[0].Update.MinHealthyTime = ptr(true), ptr(time.Minute) // it ends before it is healthy
+	bad.TaskGroups[0].Update.HealthyDeadline, bad.TaskGroups[0].Update.ProgressDeadline = ptr(2*time.Minute), ptr(5*time.Minute)
 	bad.TaskGroups[0].Tasks[0].SetConfig("command", "false")
 	bad.TaskGroups[0].RestartPolicy = &api.RestartPolicy{Attempts: ptr(0), Mode: ptr("fail"), Interval: ptr(time.Minute), Delay: ptr(time.Second)}
 	put(t, sim, bad)
