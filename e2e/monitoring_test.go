@@ -126,10 +126,10 @@ func TestPrometheusScrapes(t *testing.T) {
 	p := l.prometheus(ctx, t)
 	ranks := folder(t)
 	touch(t, ranks, "mark", "")
-	l.submit(ctx, t, gangJob{name: "holder", members: 4, cards: 4, config: shellRanks(t, ranks, 1)}.hcl())
-	l.awaitStage(ctx, t, "holder", contract.StageTraining)
-	l.submit(ctx, t, gangJob{name: "waiter", members: 2, cards: 4, config: shellRanks(t, folder(t), 1)}.hcl())
-	l.await(ctx, t, "waiter", "waiting", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Reason != "" })
+	l.submit(ctx, t, gangJob{name: "scraped", members: 4, cards: 4, config: shellRanks(t, ranks, 1)}.hcl())
+	l.awaitStage(ctx, t, "scraped", contract.StageTraining)
+	l.submit(ctx, t, gangJob{name: "scraped-waits", members: 2, cards: 4, config: shellRanks(t, folder(t), 1)}.hcl())
+	l.await(ctx, t, "scraped-waits", "waiting", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Reason != "" })
 
 	want := map[string]int{
 		`muster_pending_gangs{queue="default"} == 1`:                 1,
@@ -142,7 +142,7 @@ func TestPrometheusScrapes(t *testing.T) {
 		`sum(muster_card_states{state="healthy"}) == 16`:             1,
 		`count(DCGM_FI_DEV_GPU_UTIL) == 16`:                          1,
 		`count(muster_card_state{state="healthy"} == 1) == 20`:       1, // adapters too
-		`count(DCGM_FI_DEV_FB_USED{gang="default/holder"}) == 16`:    1,
+		`count(DCGM_FI_DEV_FB_USED{gang="default/scraped"}) == 16`:   1,
 		`muster_card_reporters == 4`:                                 1,
 		`ALERTS{alertname=~"Muster.*",alertstate="firing"}`:          0,
 		`muster_queue_sampled_cards{queue="default"} == 16`:          1,
