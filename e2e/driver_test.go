@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/internal/trial"
 	"github.com/shoenig/test/must"
 )
 
@@ -56,7 +57,8 @@ func TestElasticGangOutlivesAMember(t *testing.T) {
 // A gang that states a bandwidth is probed, and its events say what happened in
 // order.
 func TestBandwidthIsProbed(t *testing.T) {
-	ctx, l := shared(t)
+	// Its own cluster: the planner holds it against nodes that their ways are slow.
+	ctx, l := own(t, trial.Options{})
 	dir := folder(t)
 	l.submit(ctx, t, gangJob{name: "probed", members: 2, cards: 4, meta: map[string]string{contract.MetaMinBandwidth: "10 Mbit/s"}, config: shellRanks(t, dir, 2)}.hcl())
 	awaitStarted(ctx, t, dir, 1, 4)
