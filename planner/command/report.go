@@ -24,13 +24,13 @@ func makeReport() Command {
 		API: true, Data: true,
 		Flags: func(f *Flags) {
 			f.StringVar(&period, "period", "week", "The last whole `day`, week or month, in UTC.")
-			f.StringVar(&from, "from", "", "Begin, instead of a period: a `date` such as 2026-11-23, or an instant as RFC 3339 has it.")
-			f.StringVar(&to, "to", "", "End, excluded, beside -from: a `date` or an instant; default: now.")
+			f.StringVar(&from, "from", "", "Begin, instead of a period: a `date` such as 2026-11-23, an RFC 3339 time, or how long ago, such as 36h or 7d.")
+			f.StringVar(&to, "to", "", "End, excluded, beside -from, likewise a `date`; default now.")
 			f.StringVar(&path, "o", "", "`File` to write; - is stdout.")
 			f.StringVar(&plots, "svg", "", "`Folder` for the plots as SVG files, beside the page.")
 		},
 		Run: func(c *Call, _ []string) error {
-			begin, end, err := reportTime(period, from, to, c.Now())
+			begin, end, err := c.reportTime(period, from, to)
 			if err != nil {
 				return err
 			}
@@ -68,37 +68,26 @@ func makeReport() Command {
 	}
 }
 
-func reportTime(period, from, to string, now time.Time) (begin, end time.Time, err error) {
-	if from == "" {
+func (c *Call) reportTime(period, from, to string) (begin, end time.Time, err error) {
+	if from == "" || from == "now" {
 		if to != "" {
 			return begin, end, errors.New("make report: -to needs -from beside it")
 		}
-		if begin, end, err = report.Period(period, now); err != nil {
+		if begin, end, err = report.Period(period, c.Now()); err != nil {
 			err = fmt.Errorf("make report: %w", err)
 		}
 		return begin, end, err
 	}
-	end = now
-	if begin, err = parseInstant(from); err == nil && to != "" {
-		end, err = parseInstant(to)
+	end = c.Now()
+	if begin, err = c.instant("from", from); err == nil && to != "" && to != "now" {
+		end, err = c.instant("to", to)
 	}
 	switch {
 	case err != nil:
-		err = fmt.Errorf("make report: %w", err)
 	case !end.After(begin):
 		err = fmt.Errorf("make report: it ends at %s, not after it begins at %s", end.UTC().Format(time.RFC3339), begin.UTC().Format(time.RFC3339))
 	}
 	return begin, end, err
-}
-
-// parseInstant reads a date (its begin in UTC) or an instant.
-func parseInstant(text string) (time.Time, error) {
-	for _, layout := range []string{time.DateOnly, time.RFC3339} {
-		if t, err := time.Parse(layout, text); err == nil {
-			return t, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("%q is neither a date such as 2026-11-23 nor an instant such as 2026-11-23T08:00:00Z", text)
 }
 
 func writePlots(c *Call, dir string, from, to time.Time) error {

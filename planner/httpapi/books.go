@@ -29,6 +29,15 @@ func (s *Server) books(q *request) (Books, error) {
 	return s.Books, nil
 }
 
+// knownBooks are the books of a planner that knows its cluster.
+func (s *Server) knownBooks(q *request) (Books, error) {
+	books, err := s.books(q)
+	if err != nil {
+		return nil, err
+	}
+	return books, s.known(q)
+}
+
 // usageDimensions are those that usage can be asked by.
 var usageDimensions = []string{"queue", "user", "model", "gang", "attempt", "hour", "day", "month"}
 
@@ -68,33 +77,24 @@ func (s *Server) waste(q *request) (any, error) {
 }
 
 func (s *Server) top(q *request) (any, error) {
-	books, err := s.books(q)
+	books, err := s.knownBooks(q)
 	if err != nil {
-		return nil, err
-	}
-	if err := s.known(q); err != nil {
 		return nil, err
 	}
 	return books.Top(), nil
 }
 
 func (s *Server) demand(q *request) (any, error) {
-	books, err := s.books(q)
+	books, err := s.knownBooks(q)
 	if err != nil {
-		return nil, err
-	}
-	if err := s.known(q); err != nil {
 		return nil, err
 	}
 	return books.Demand(), nil
 }
 
 func (s *Server) checkLedger(q *request) (any, error) {
-	books, err := s.books(q)
+	books, err := s.knownBooks(q)
 	if err != nil {
-		return nil, err
-	}
-	if err := s.known(q); err != nil {
 		return nil, err
 	}
 	return books.CheckLedger(q.Context())
@@ -136,11 +136,8 @@ var (
 // demandSeries answers as Prometheus does, so that nomad-autoscaler's
 // prometheus plugin can ask the planner itself: one series with one value.
 func (s *Server) demandSeries(q *request) (any, error) {
-	books, err := s.books(q)
+	books, err := s.knownBooks(q)
 	if err != nil {
-		return nil, err
-	}
-	if err := s.known(q); err != nil {
 		return nil, err
 	}
 	q.Body = http.MaxBytesReader(q.w, q.Body, smallBody)

@@ -24,8 +24,8 @@ const (
 
 var reportRoutes = []Route{
 	{Method: http.MethodGet, Path: "/v1/report", Role: view.RoleViewer, Summary: "Read a report", Media: "text/html", handle: (*Server).readReport, Query: []Param{
-		{"from", "string", "begin of the time, RFC 3339"},
-		{"to", "string", "its end, excluded"},
+		{"from", "string", "begin: a date or an RFC 3339 time; default a day before the end"},
+		{"to", "string", "end, excluded; default now"},
 		{"format", "string", "html (default): the page; json: its figures; plots: an object of its plots as SVG by name"},
 	}},
 }
@@ -36,19 +36,14 @@ func (s *Server) readReport(q *request) (any, error) {
 	if s.Reports == nil {
 		return nil, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Cause: "this planner keeps no books", Hint: "name a data_dir in its configuration"}
 	}
-	query := q.URL.Query()
-	from, err := time.Parse(time.RFC3339, query.Get("from"))
+	from, to, err := q.span()
 	if err != nil {
-		return nil, q.invalid("from is no instant such as 2026-11-23T00:00:00Z: "+err.Error(), "")
-	}
-	to, err := time.Parse(time.RFC3339, query.Get("to"))
-	if err != nil {
-		return nil, q.invalid("to is no instant such as 2026-11-30T00:00:00Z: "+err.Error(), "")
+		return nil, err
 	}
 	if !to.After(from) {
 		return nil, q.invalid("to is not after from", "")
 	}
-	format := query.Get("format")
+	format := q.URL.Query().Get("format")
 	switch format {
 	case "", reportHTML, reportJSON, reportPlots:
 	default:

@@ -28,7 +28,7 @@ func TestReportForms(t *testing.T) {
 		must.Eq(t, want[0], media)
 		must.StrContains(t, body, want[1])
 	}
-	for query, want := range map[string]string{"": "from is no instant", "from=2026-11-23T00:00:00Z": "to is no instant", "from=2026-11-23T00:00:00Z&to=2026-11-23T00:00:00Z": "not after", week + "&format=pdf": "none of html"} {
+	for query, want := range map[string]string{"from=yesterday": "neither a date", "from=2026-11-23&to=later": "neither a date", "from=2026-11-23T00:00:00Z&to=2026-11-23": "not after", week + "&format=pdf": "none of html"} {
 		code, _, body := get(query)
 		must.Eq(t, 400, code)
 		must.StrContains(t, body, want)
