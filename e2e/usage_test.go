@@ -7,14 +7,18 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/nomad-muster/muster/internal/contract"
-	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/report"
+	"github.com/nomad-muster/muster/planner/view"
 )
 
 // usage is what the command line says that gangs used, in card-seconds, by gang
@@ -136,6 +140,33 @@ func TestUsageIsWhatNomadRan(t *testing.T) {
 	must.NoError(t, err)
 	must.Eq(t, 0, r.Code, must.Sprint(r.Stdout, r.Stderr))
 	must.StrContains(t, r.Stdout, "Nothing is wrong")
+
+	// The report of the same time says the same.
+	page := filepath.Join(t.TempDir(), "report.html")
+	r, err = l.Muster(ctx, "report", "-json", "-from", "6h", "-o", page)
+	must.NoError(t, err)
+	must.Eq(t, 0, r.Code, must.Sprint(r.Stdout, r.Stderr))
+	var told report.Report
+	must.NoError(t, json.Unmarshal([]byte(r.Stdout), &told))
+	sum := int64(0)
+	for _, attempts := range l.usage(ctx, t) {
+		for attempt, seconds := range attempts {
+			if attempt > 0 {
+				sum += seconds
+			}
+		}
+	}
+	must.Eq(t, sum, told.Totals.Used.Total())
+	must.Positive(t, told.Totals.Lost)
+	must.Positive(t, told.Totals.Attempts)
+	causes := map[string]bool{}
+	for _, e := range told.Ends {
+		causes[e.Cause] = true
+	}
+	must.MapContainsKeys(t, causes, []string{"complete", "failed", "preempted"}, must.Sprintf("%+v", told.Ends))
+	html, err := os.ReadFile(page)
+	must.NoError(t, err)
+	must.StrContains(t, string(html), "What the cluster did")
 }
 
 // pause waits for a time that the books measure.

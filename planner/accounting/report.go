@@ -13,12 +13,12 @@ import (
 // Wait sums up how long attempts of one queue and size class waited, from their
 // entry into the queue to their placement.
 type Wait struct {
-	Queue string // "": of all queues
-	Size  string // of SizeClasses
-	Count int
-	Mean  time.Duration
+	Queue string        `json:"queue"` // "": of all queues
+	Size  string        `json:"size"`  // of SizeClasses
+	Count int           `json:"count"`
+	Mean  time.Duration `json:"mean"` // nanoseconds in JSON
 	// Quantiles at 5, 25, 50, 75 and 95 %.
-	Quantiles [5]time.Duration
+	Quantiles [5]time.Duration `json:"quantiles"`
 }
 
 // Waits of the attempts that were placed in [from, to), by queue and size class,
@@ -78,9 +78,12 @@ func quantiles(list []time.Duration) (out [5]time.Duration) {
 // placed in a time: their error is the distance of the placement from the range
 // that was told first.
 type Foretold struct {
-	Within, Early, Late int
+	Within int `json:"within"`
+	Early  int `json:"early"`
+	Late   int `json:"late"`
 	// Median and P95 of the errors of all, those within the range being zero.
-	Median, P95 time.Duration
+	Median time.Duration `json:"median"`
+	P95    time.Duration `json:"p95"`
 }
 
 // Foretold in [from, to).
@@ -115,9 +118,10 @@ func (l *Ledger) Foretold(ctx context.Context, from, to time.Time) (Foretold, er
 // Ends counts attempts of a queue that ended for one cause, with what was lost
 // by it.
 type Ends struct {
-	Queue, Cause string
-	Count        int
-	Lost         int64 // card-seconds
+	Queue string `json:"queue"`
+	Cause string `json:"cause"`
+	Count int    `json:"count"`
+	Lost  int64  `json:"lost"` // card-seconds
 }
 
 // Ends in [from, to), by queue, and by cause as Cause names them.

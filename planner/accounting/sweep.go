@@ -7,7 +7,10 @@ import (
 
 // Amounts are card-seconds; Guaranteed + Borrowed = Held + Training.
 type Amounts struct {
-	Guaranteed, Borrowed, Held, Training int64
+	Guaranteed int64 `json:"guaranteed"`
+	Borrowed   int64 `json:"borrowed"`
+	Held       int64 `json:"held"`
+	Training   int64 `json:"training"`
 }
 
 // Total is all of them.
