@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/device/xid"
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 )

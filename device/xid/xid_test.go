@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/device/pci"
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 )

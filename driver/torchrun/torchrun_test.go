@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 

@@ -77,6 +77,16 @@ func TestLibrariesStayInTheirRooms(t *testing.T) {
 	}
 }
 
+// What draws takes its seed from the environment where there is one.
+func TestPropertiesTakeTheirSeed(t *testing.T) {
+	_, tests := packages(t)
+	for pkg, imported := range tests {
+		if slices.Contains(imported, "pgregory.net/rapid") && !slices.Contains(imported, module+"internal/draws") {
+			t.Errorf("the tests of %s draw without importing internal/draws", pkg)
+		}
+	}
+}
+
 func TestPartsDoNotImportEachOther(t *testing.T) {
 	parts := []string{"planner", "driver", "device"}
 	code, tests := packages(t)
@@ -92,7 +102,7 @@ func TestPartsDoNotImportEachOther(t *testing.T) {
 					t.Errorf("%s imports %s: planner, driver and device meet in internal/contract", pkg, imported)
 				}
 			}
-			if in(pkg, "internal/contract") && !in(imported, "internal/contract") {
+			if in(pkg, "internal/contract") && !in(imported, "internal/contract", "internal/draws") {
 				t.Errorf("%s imports %s: the contract stands on nothing of the project", pkg, imported)
 			}
 			if in(imported, "e2e") && !in(pkg, "e2e") {

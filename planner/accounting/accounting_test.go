@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 )

@@ -3,6 +3,7 @@ package agent
 import (
 	"testing"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 )

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/nomad/jobspec"
 	"github.com/nomad-muster/muster/planner/nomad/picture"

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/accounting"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/utilisation"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"

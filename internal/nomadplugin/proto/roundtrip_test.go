@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	_ "github.com/hashicorp/go-plugin" // registers messages of its own beside ours
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"

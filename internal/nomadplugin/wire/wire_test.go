@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"pgregory.net/rapid"
 
 	"github.com/nomad-muster/muster/planner/core"

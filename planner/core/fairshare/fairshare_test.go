@@ -3,6 +3,7 @@ package fairshare_test
 import (
 	"testing"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/hashicorp/go-version"
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"pgregory.net/rapid"
 
 	"github.com/nomad-muster/muster/planner/core"

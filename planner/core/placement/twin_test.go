@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"pgregory.net/rapid"
 
 	"github.com/nomad-muster/muster/planner/core"
