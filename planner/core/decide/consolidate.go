@@ -18,7 +18,8 @@ import (
 // like any victim, counts against the same daily caps and the same ratio, and
 // is chosen only where both then have a place: its new one is kept for it from
 // now on. Rights do not matter, since it gives up nothing but its place: it may
-// be of any queue, class and priority.
+// be of any queue, class and priority. One that does not run yet stays: it would
+// be fetched twice and start later for somebody else's sake.
 //
 // One gang is moved for another, never several. A gang that is promised its
 // start within its grace time waits for that instead.
@@ -77,7 +78,7 @@ func (c *cycle) moveFor(g *gang) {
 	most := int(c.conf(g).Preempt.Ratio * float64(total(need)))
 	for i := range c.gangs {
 		v := &c.gangs[i]
-		if !c.spared(g, v) && v.queue >= 0 && v.model == o.MainModel() && (most == 0 || v.cards <= most) && c.alive(v) == v.members {
+		if v.State == core.GangRunning && !c.spared(g, v) && v.queue >= 0 && v.model == o.MainModel() && (most == 0 || v.cards <= most) && c.alive(v) == v.members {
 			all = append(all, candidate{v, c.cost(v)})
 		}
 	}

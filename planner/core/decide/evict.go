@@ -239,7 +239,7 @@ func (c *cycle) may(g, v *gang, need []fairshare.Need) core.EvictionKind {
 // which sees what remains of it.
 func (c *cycle) spared(g, v *gang) bool {
 	q := c.conf(v)
-	return !v.running() || !v.Preemptible || v.Service || v.start != nil || v.shrunk > 0 || len(v.holds) == 0 ||
+	return !v.running() || !v.Preemptible || v.Service || v.start != nil || len(v.givesUp) > 0 || len(v.holds) == 0 ||
 		!v.Released.IsZero() && c.now.Sub(v.Released) < q.Preempt.MinRuntime ||
 		v.EvictionsToday >= q.Preempt.PerVictimPerDay || g != nil && slices.Contains(g.EvictedBy, v.ID)
 }
@@ -366,7 +366,7 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 		holds := c.live.Holds()
 		cost := c.cost(v)
 		spare := 0
-		if v.elastic() && !c.cfg.FixedSize {
+		if v.State == core.GangRunning && v.elastic() && !c.cfg.FixedSize { // one that does not run yet has nobody to ask
 			spare = c.alive(v) - v.least()
 		}
 		if spare > 0 {

@@ -134,7 +134,7 @@ func (c *cycle) overLimit(g *gang, o *placement.Option, l fairshare.Limit) {
 	default:
 		b.Text = fmt.Sprintf("%s may hold %d%s at most and would hold %d", name, l.Bound, strings.Replace(c.ofModel(l.Model), " of ", " ", 1), l.Bound+l.Over)
 		b.Remedy = fmt.Sprintf("wait for %s of %s to come back, or raise its max by %d", cards(l.Over), name, l.Over)
-		b.Holders = c.holdersUnder(l.Queue, l.Model)
+		b.Holders = c.holdersUnder(l.Queue, l.Model, false)
 		if l.Reason == core.ReasonMax && c.conf(g).RefuseFull {
 			c.full(g, b)
 			return
@@ -265,17 +265,24 @@ func (c *cycle) holdersOf(model int32) []core.Holder {
 	if h, ok := c.explain.holders[model]; ok {
 		return h
 	}
-	h := c.holdersUnder(0, model)
+	h := c.holdersUnder(0, model, true)
 	c.explain.holders[model] = h
 	return h
 }
 
-func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
+// holdersUnder lists the gangs of a queue and of those below it, for the root
+// every gang and job, with the cards of a model (-1: any) that count against a
+// bound of the queue or, where freed, that others could be given.
+func (c *cycle) holdersUnder(queue, model int32, freed bool) []core.Holder {
+	held := c.charged
+	if freed {
+		held = c.holding
+	}
 	// The first mostHolders are kept in order while all are looked at once.
 	best := make([]core.Holder, 0, mostHolders+1)
 	for i := range c.gangs {
 		g := &c.gangs[i]
-		on, cards := c.holding(g)
+		on, cards := held(g)
 		if cards == 0 || model >= 0 && on != model || queue != 0 && !c.below(g.queue, queue) {
 			continue
 		}
@@ -286,15 +293,31 @@ func (c *cycle) holdersUnder(queue, model int32) []core.Holder {
 		best = insertHolder(best, h)
 	}
 	if queue == 0 {
-		for _, h := range c.otherHolders(model) {
+		for _, h := range c.otherHolders(model, freed) {
 			best = insertHolder(best, h)
 		}
 	}
 	return slices.Clip(best)
 }
 
-// holding is what a gang holds, or takes in this cycle, of cards that others could
-// be given; of one that leaves, what nobody takes over.
+// charged is what a gang's queue is charged for: all that it holds, in use or
+// out of use, until it is gone.
+func (c *cycle) charged(g *gang) (model int32, cards int) {
+	if g.start == nil {
+		return g.model, g.cards
+	}
+	model = c.live.Model(g.start.Model)
+	for i := range g.uses {
+		n, _ := c.cardsOf(g.uses[i].Node, g.uses[i].Cards, model)
+		cards += n + len(g.uses[i].Parts)
+	}
+	return model, cards
+}
+
+// holding is what a gang holds, or takes in this cycle, of cards that others
+// could be given if it ended: those out of use are nobody's, and what it gives
+// up in this cycle is another's already; of one that leaves, what nobody takes
+// over.
 func (c *cycle) holding(g *gang) (model int32, cards int) {
 	uses := g.uses
 	switch {
@@ -308,26 +331,47 @@ func (c *cycle) holding(g *gang) (model int32, cards int) {
 		} else {
 			uses = c.leaving[at].uses
 		}
-	case g.shrunk > 0:
-		return g.model, g.cards - g.shrunk*g.cards/max(1, len(g.holds))
-	case g.cards > 0 && c.outOfUse(g.model).cards > 0:
-		model, uses = g.model, c.usesOf(g)
+	case g.cards > 0 && (len(g.givesUp) > 0 || c.outOfUse(g.model).cards > 0):
+		holds := c.live.Holds()
+		for _, h := range g.holds {
+			if k := &holds[h]; !slices.Contains(g.givesUp, k.Claim.Member) {
+				_, usable := c.cardsOf(k.Use.Node, k.CardsOf, g.model)
+				cards += usable
+			}
+		}
+		return g.model, cards
 	default:
 		return g.model, g.cards
 	}
 	for i := range uses {
-		node := &c.live.Nodes[uses[i].Node]
-		if !node.Usable {
-			continue
-		}
-		cards += len(uses[i].Parts)
-		for _, place := range uses[i].Cards {
-			if d, at := node.Device(place); d.Usable[at/64]>>(at%64)&1 == 1 {
-				cards++
-			}
+		_, usable := c.cardsOf(uses[i].Node, uses[i].Cards, model)
+		cards += usable
+		for _, p := range uses[i].Parts {
+			_, usable = c.cardsOf(uses[i].Node, []int32{p.Card}, model)
+			cards += usable
 		}
 	}
 	return model, cards
+}
+
+// cardsOf counts the cards of a model among places of a node, and those of them
+// that could be given out.
+func (c *cycle) cardsOf(n int32, places []int32, model int32) (all, usable int) {
+	if n < 0 {
+		return 0, 0
+	}
+	node := &c.live.Nodes[n]
+	for _, place := range places {
+		d, at := node.Device(place)
+		if d == nil || d.Model != model {
+			continue
+		}
+		all++
+		if node.Usable && d.Usable[at/64]>>(at%64)&1 == 1 {
+			usable++
+		}
+	}
+	return all, usable
 }
 
 func insertHolder(best []core.Holder, h core.Holder) []core.Holder {
@@ -337,8 +381,8 @@ func insertHolder(best []core.Holder, h core.Holder) []core.Holder {
 }
 
 // otherHolders are the jobs that are no gangs, or not known ones, with the cards
-// of a model (-1: any) that they hold.
-func (c *cycle) otherHolders(model int32) []core.Holder {
+// of a model (-1: any) that they hold; where freed, of those in use.
+func (c *cycle) otherHolders(model int32, freed bool) []core.Holder {
 	jobs := map[string]int{}
 	holds := c.live.Holds()
 	counts := make([]int, len(c.live.Models))
@@ -350,7 +394,13 @@ func (c *cycle) otherHolders(model int32) []core.Holder {
 		clear(counts)
 		c.live.CountCards(h, counts)
 		for m, n := range counts {
-			if n > 0 && (model < 0 || int32(m) == model) {
+			if n == 0 || model >= 0 && int32(m) != model {
+				continue
+			}
+			if freed {
+				_, n = c.cardsOf(h.Use.Node, h.CardsOf, int32(m))
+			}
+			if n > 0 {
 				jobs[h.Claim.Job] += n
 			}
 		}

@@ -31,7 +31,7 @@ type gang struct {
 	booking  int32             // 1 + place of its booking
 	bookedOn *placement.Option //
 	kept     []core.Blocker    // what is in its way
-	shrunk   int               // members given up in this cycle
+	givesUp  []int             // members, in this cycle
 }
 
 // least is the fewest members that the gang may run with.

@@ -47,7 +47,7 @@ func (c *cycle) grow() {
 	var all []int32
 	for i := range c.gangs {
 		g := &c.gangs[i]
-		if g.running() && g.State == core.GangRunning && g.elastic() && g.queue >= 0 && g.shrunk == 0 && g.start == nil && len(g.holds) > 0 && c.alive(g) < g.members {
+		if g.running() && g.State == core.GangRunning && g.elastic() && g.queue >= 0 && len(g.givesUp) == 0 && g.start == nil && len(g.holds) > 0 && c.alive(g) < g.members {
 			all = append(all, int32(i))
 		}
 	}

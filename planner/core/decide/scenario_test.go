@@ -447,7 +447,7 @@ func (s *script) why(a args) string {
 		for _, k := range v.Blockers {
 			fmt.Fprintf(&b, "  %s, missing %d: %s\n", k.Reason, k.Missing, k.Text)
 			for _, h := range k.Holders {
-				fmt.Fprintf(&b, "    held by %s: %d cards", h.Gang, h.Cards)
+				fmt.Fprintf(&b, "    held by %s: %d cards", h.Job, h.Cards)
 				if !h.Until.IsZero() {
 					fmt.Fprintf(&b, " until %s", s.at(h.Until))
 				}

@@ -25,7 +25,7 @@ func (c *cycle) carryOut(g *gang, o *placement.Option, p *preempt.Problem, s *pr
 		if u.Member >= 0 {
 			shrink[u.Gang] = append(shrink[u.Gang], u.Member)
 			c.tree.Leave(v.queue, v.model, u.Cards)
-			v.shrunk++
+			v.givesUp = append(v.givesUp, u.Member)
 		} else {
 			e := core.Eviction{Kind: kinds[i], For: g.ID, Cost: u.Cost, Immediate: q.Urgent, Why: c.rightText(g, v, kinds[i])}
 			c.evict(v, e)
