@@ -290,7 +290,8 @@ func (a *Agent) refused(start *core.Start) (string, bool) {
 	return "", false
 }
 
-// ended lays an attempt's end on the places where it happened.
+// ended lays an attempt's end on the places where it happened. A planner that
+// starts lays the last ends of all gangs again; the book knows which it has.
 func (a *Agent) ended(e *entry) {
 	list := e.gang.Saved.Attempts
 	if len(list) == 0 || list[len(list)-1].Number <= e.seenAttempt {
@@ -298,9 +299,6 @@ func (a *Agent) ended(e *entry) {
 	}
 	last := list[len(list)-1]
 	e.seenAttempt = last.Number
-	if !e.settled {
-		return // an earlier life of the planner saw it end
-	}
 	if o, ok := outcomeOf(e.key.String(), &last, e.gang.Saved.Last); ok {
 		a.cards.Ended(o)
 	}

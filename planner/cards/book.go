@@ -99,6 +99,7 @@ type Book struct {
 	// until inheritedUntil.
 	inherited      map[core.NodeID]map[string]Out
 	inheritedUntil time.Time
+	endedBefore    time.Time // Suspicions.Until as it was restored
 }
 
 // node is one of Nomad's nodes.

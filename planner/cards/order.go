@@ -105,7 +105,7 @@ func (b *Book) Restore(s Saved, now time.Time) Changes {
 	if s.V != 1 {
 		return Changes{}
 	}
-	b.saved = s
+	b.saved, b.endedBefore = s, s.Suspicion.Until
 	b.inherited, b.inheritedUntil = map[core.NodeID]map[string]Out{}, now.Add(Inherit)
 	for _, o := range s.Out {
 		if b.inherited[o.Node] == nil {

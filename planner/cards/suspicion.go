@@ -58,6 +58,10 @@ type Outcome struct {
 type Suspicions struct {
 	Fails []Fail `json:"fails,omitempty"` // oldest first
 	Marks []Mark `json:"marks,omitempty"` // sorted by node and card
+	// Until is the latest end that was taken. A planner that starts is told of
+	// ends again: what lies before was counted, and may have been cleared since;
+	// what lies after was not saved in time.
+	Until time.Time `json:"until,omitzero"`
 }
 
 // Fail is one failure.
@@ -120,9 +124,15 @@ func (b *Book) ClearNode(id core.NodeID, now time.Time) (Changes, bool) {
 	return changes, true
 }
 
-// Ended takes the end of an attempt; each counts once.
+// Ended takes the end of an attempt; each counts once, over restarts too.
 func (b *Book) Ended(o Outcome) Changes {
 	s := &b.saved.Suspicion
+	if !o.At.After(b.endedBefore) {
+		return Changes{}
+	}
+	if o.At.After(s.Until) {
+		s.Until = o.At
+	}
 	if b.set.Suspicion.Suspect == 0 && b.set.Suspicion.Quarantine == 0 {
 		return Changes{}
 	}

@@ -2,6 +2,8 @@ package cards
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,12 +42,16 @@ func TestSuspicion(t *testing.T) {
 			t.Parallel()
 			d := newDesk(3, 4)
 			attempts := map[string]int{}
+			last := map[string]Outcome{} // of each gang
+			var before Saved             // as it was before the last word, where that was an end
 			for _, word := range strings.Fields(test.story) {
 				d.now = d.now.Add(time.Minute)
+				before = d.Saved()
 				if at, ok := strings.CutPrefix(word, "!"); ok {
 					node, card, _ := strings.Cut(at, "/")
 					_, _, err := d.Give(contract.CardOrder{ID: word + d.now.String(), Kind: contract.OrderClear, Card: "GPU-" + node + "-" + card, Who: "ann"}, "", d.now)
 					must.NoError(t, err)
+					before = d.Saved()
 					continue
 				}
 				word, clean := strings.CutPrefix(word, "+")
@@ -63,25 +69,41 @@ func TestSuspicion(t *testing.T) {
 				if o.Failed = &p; strings.HasPrefix(word, gang+"@") {
 					o.Failed, o.Clean, o.Ran = nil, []Place{p}, time.Hour
 				}
+				last[gang] = o
 				d.take(d.Ended(o))
-				d.take(d.Ended(o)) // told again by a planner that started anew
+				d.take(d.Ended(o)) // told twice
 			}
-			var got []string
-			for _, m := range d.saved.Suspicion.Marks {
-				at := strings.TrimPrefix(string(m.Node), "id-")
-				if m.Card != "" {
-					at += "/" + m.Card[len(m.Card)-1:]
+			must.Eq(t, test.want, d.marks())
+			// A planner that starts anew is told of the last ends again: of one that
+			// was not saved in time too.
+			for _, saved := range []Saved{d.Saved(), before} {
+				again := newDesk(3, 4)
+				again.Restore(saved, d.now)
+				for _, gang := range slices.Sorted(maps.Keys(last)) {
+					again.take(again.Ended(last[gang]))
 				}
-				if m.Quarantined {
-					at += " quarantined"
-				} else {
-					at += " suspect"
-				}
-				got = append(got, at)
+				must.Eq(t, test.want, again.marks())
 			}
-			must.Eq(t, test.want, strings.Join(got, ", "))
 		})
 	}
+}
+
+// marks are the places that failures follow.
+func (d *desk) marks() string {
+	var out []string
+	for _, m := range d.saved.Suspicion.Marks {
+		at := strings.TrimPrefix(string(m.Node), "id-")
+		if m.Card != "" {
+			at += "/" + m.Card[len(m.Card)-1:]
+		}
+		if m.Quarantined {
+			at += " quarantined"
+		} else {
+			at += " suspect"
+		}
+		out = append(out, at)
+	}
+	return strings.Join(out, ", ")
 }
 
 func TestSuspicionReachesTheNode(t *testing.T) {
