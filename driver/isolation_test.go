@@ -113,6 +113,37 @@ func TestUnifiedHierarchy(t *testing.T) {
 	must.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// The kernel's kill for want of memory is told apart: of the rank itself, of a
+// rank below a shell, and of a process that a rank cannot do without.
+func TestOutOfMemory(t *testing.T) {
+	const take = `x=$(head -c 200000000 /dev/zero | tr '\000' a); echo done`
+	for name, c := range map[string]struct {
+		script, text string
+		oom          bool
+	}{
+		"the rank":      {take, "rank 0 ended by signal 9 (SIGKILL): out of memory, killed by the kernel at the task's limit", true},
+		"below a shell": {"sh -c '" + strings.ReplaceAll(take, "'", `'"'"'`) + "'; exit $?", "rank 0 ended with code 137: out of memory, killed by the kernel at the task's limit", true},
+		"a helper":      {"(" + take + ") || { echo no data; exit 3; }", "rank 0 ended with code 3; out of memory, the kernel killed 1 of the task's other processes at the task's limit", false},
+		"another kill":  {"kill -9 $$", "rank 0 ended by signal 9 (SIGKILL)", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTrial(t, 1, map[string]any{"launcher": "ranks", "command": []any{"/bin/sh", "-c", c.script}, "nproc_per_node": 1}, func(cfg *driver.TaskConfig) {
+				cfg.Resources.LinuxMemoryLimitBytes = 100 << 20
+				cfg.Resources.LinuxOOMScoreAdj = 500
+			})
+			if h := tr.plugin.hierarchy; h.Version == 0 || h.Version == 1 && h.Mounts["memory"] == "" {
+				t.Skip("no memory limit may be set here")
+			}
+			tr.run()
+			must.Eq(t, c.oom, tr.wait(0).OOMKilled)
+			x := tr.exit(0)
+			must.Eq(t, contract.OutcomeFailed, x.Outcome)
+			must.Eq(t, c.oom, x.OOM)
+			must.Eq(t, c.text, x.Text)
+		})
+	}
+}
+
 // isolation = "none" leaves the host's devices and files in sight.
 func TestNoIsolation(t *testing.T) {
 	dev := standInCards(t)

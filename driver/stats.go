@@ -47,6 +47,7 @@ func (p *Plugin) TaskStats(ctx context.Context, id string, interval time.Duratio
 	if err != nil {
 		return err
 	}
+	cgroup := isolation.Cgroup{Version: p.hierarchy.Version, Track: firstOr(written.Cgroups, ""), Memory: written.Memory}
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	var last isolation.Usage
@@ -57,9 +58,16 @@ func (p *Plugin) TaskStats(ctx context.Context, id string, interval time.Duratio
 			return err
 		}
 		now := table.Sum(written.Process.PID, at)
+		if user, system, ok := cgroup.ReadCPU(); ok {
+			now.At, now.User, now.System = time.Now(), user, system
+		}
 		peak = max(peak, now.RSS)
 		if now.Measure {
-			if err := send(usage(last, now, peak)); err != nil {
+			u := usage(last, now, peak)
+			if memory, ok := cgroup.ReadMemory(); ok {
+				u.Memory = memoryOf(memory)
+			}
+			if err := send(u); err != nil {
 				return err
 			}
 			last = now
@@ -72,6 +80,17 @@ func (p *Plugin) TaskStats(ctx context.Context, id string, interval time.Duratio
 		case <-ticker.C:
 		}
 	}
+}
+
+// memoryOf is what a cgroup counts, which says more than the sum over processes:
+// pages that ranks share count once.
+func memoryOf(m isolation.Memory) driver.MemoryUsage {
+	u := driver.MemoryUsage{RSS: m.RSS, Cache: m.Cache, Swap: m.Swap, Usage: m.Usage, MaxUsage: m.Peak, KernelUsage: m.Kernel,
+		Measured: []string{"RSS", "Cache", "Swap", "Usage", "Kernel Usage"}}
+	if m.Peak > 0 {
+		u.Measured = append(u.Measured, "Max Usage")
+	}
+	return u
 }
 
 // usage turns two sums into Nomad's terms: percent of one core since the last.

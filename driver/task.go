@@ -89,6 +89,7 @@ func (t *task) lost() *contract.Exit {
 	x := contract.Exit{Outcome: contract.OutcomeLost, Code: -1, Rank: -1, At: time.Now(), Text: "the task's supervisor died, and its ranks with it"}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
+	t.killCgroups()
 	if err := isolation.Kill(ctx, t.leftovers()); err != nil {
 		x.Text += "; some processes are left: " + err.Error()
 	}
@@ -116,6 +117,17 @@ func (t *task) leftovers() isolation.Finder {
 		}
 	}
 	return find
+}
+
+// killCgroups ends what is in the task's cgroups; leftovers finds what is not.
+func (t *task) killCgroups() {
+	if s, err := t.start.ReadShim(); err == nil {
+		for _, path := range s.Cgroups {
+			if err := (&isolation.Cgroup{Track: path}).Kill(); err != nil {
+				t.plugin.log.Warn("cannot end a cgroup's processes at once; one by one", "task", t.cfg.ID, "error", err)
+			}
+		}
+	}
 }
 
 func (t *task) removeCgroups() {

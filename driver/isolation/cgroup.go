@@ -118,7 +118,7 @@ type Cgroup struct {
 
 // Limits of a task.
 type Limits struct {
-	MemoryBytes int64 // 0: none
+	MemoryBytes int64 // swap included; 0: none
 }
 
 // New makes a task's cgroup. nomadCgroup is the one that Nomad's client made or
@@ -140,9 +140,11 @@ func (h Hierarchy) New(name, nomadCgroup string, limits Limits) (*Cgroup, error)
 				return nil, errors.Join(fmt.Errorf("make cgroup: %w", err), c.Remove())
 			}
 			if limits.MemoryBytes > 0 {
-				if err := writeControl(c.Memory, "memory.limit_in_bytes", strconv.FormatInt(limits.MemoryBytes, 10)); err != nil {
+				limit := strconv.FormatInt(limits.MemoryBytes, 10)
+				if err := writeControl(c.Memory, "memory.limit_in_bytes", limit); err != nil {
 					return nil, errors.Join(err, c.Remove())
 				}
+				_ = writeControl(c.Memory, "memory.memsw.limit_in_bytes", limit) // with swap; kernels may not count it
 			}
 		}
 		return c, nil
@@ -164,6 +166,7 @@ func (h Hierarchy) New(name, nomadCgroup string, limits Limits) (*Cgroup, error)
 				if err := writeControl(c.Memory, "memory.max", strconv.FormatInt(limits.MemoryBytes, 10)); err != nil {
 					return nil, errors.Join(err, c.Remove())
 				}
+				_ = writeControl(c.Memory, "memory.swap.max", "0") // kernels may not count it
 			}
 		}
 		return c, nil
@@ -310,27 +313,45 @@ func (c *Cgroup) Processes() ([]int, error) {
 	return out, nil
 }
 
-// OOMKills counts the processes that the kernel killed for want of memory
-// within the task's own limit.
-func (c *Cgroup) OOMKills() int {
-	if c.Memory == "" {
-		return 0
+// Kill sends SIGKILL to all that is in the cgroup and below it in one moment, so
+// that nothing gets away by forking: by cgroup.kill, or frozen meanwhile where
+// the kernel has none (version 1; version 2 before Linux 5.14). It does not wait
+// for them to be gone: see the function Kill.
+func (c *Cgroup) Kill() error {
+	if _, err := os.Stat(filepath.Join(c.Track, "cgroup.kill")); err == nil {
+		return writeControl(c.Track, "cgroup.kill", "1")
 	}
-	file := "memory.events"
-	if c.Version == 1 {
-		file = "memory.oom_control"
+	if _, err := os.Stat(filepath.Join(c.Track, "freezer.state")); err == nil {
+		return c.killFrozen("freezer.state", "FROZEN", "THAWED")
 	}
-	data, err := os.ReadFile(filepath.Join(c.Memory, file))
-	if err != nil {
-		return 0
+	if _, err := os.Stat(filepath.Join(c.Track, "cgroup.freeze")); err == nil {
+		return c.killFrozen("cgroup.freeze", "1", "0")
 	}
-	for line := range strings.Lines(string(data)) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == "oom_kill" {
-			n, _ := strconv.Atoi(value)
-			return n
-		}
+	return nil // it is gone
+}
+
+// frozenWithin bounds how long Kill waits for processes to stand still; one that
+// waits in the kernel may not.
+const frozenWithin = 100 * time.Millisecond
+
+func (c *Cgroup) killFrozen(file, freeze, thaw string) error {
+	if err := writeControl(c.Track, file, freeze); err != nil {
+		return err
 	}
-	return 0
+	for deadline := time.Now().Add(frozenWithin); !c.frozen(file) && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	pids, err := c.Processes()
+	return errors.Join(err, Signal(pids, unix.SIGKILL), writeControl(c.Track, file, thaw))
+}
+
+// frozen tells whether all processes stand still.
+func (c *Cgroup) frozen(file string) bool {
+	if file == "cgroup.freeze" {
+		return readCounts(filepath.Join(c.Track, "cgroup.events"))["frozen"] == 1
+	}
+	state, _ := os.ReadFile(filepath.Join(c.Track, file))
+	return strings.TrimSpace(string(state)) == "FROZEN"
 }
 
 // Remove removes the cgroups that New made; they must be empty.

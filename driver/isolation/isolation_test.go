@@ -107,57 +107,31 @@ func TestCgroup(t *testing.T) {
 	c, err := h.New("test-"+strconv.Itoa(os.Getpid()), "", Limits{MemoryBytes: 64 << 20})
 	must.NoError(t, err)
 	t.Cleanup(func() { must.NoError(t, c.Remove()) })
-	before, err := os.ReadFile("/proc/self/cgroup")
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := os.ReadFile("/proc/thread-self/cgroup")
 	must.NoError(t, err)
 
 	cmd := exec.Command("sh", "-c", "sleep 300 & setsid sleep 300 & wait")
-	cmd.SysProcAttr = &unix.SysProcAttr{}
-	into, err := c.CloneInto()
-	must.NoError(t, err)
-	if into != nil {
-		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(into.Fd())
-		defer into.Close()
-	}
-	runtime.LockOSThread()
-	back, err := c.EnterThread()
-	must.NoError(t, err)
-	must.NoError(t, cmd.Start())
-	must.NoError(t, back())
+	startIn(t, c, cmd)
 	after, err := os.ReadFile("/proc/thread-self/cgroup")
 	must.NoError(t, err)
 	must.Eq(t, string(before), string(after))
-	runtime.UnlockOSThread()
 
 	for len(pids(t, c)) < 3 {
 		time.Sleep(time.Millisecond)
 	}
 	must.True(t, slices.Contains(pids(t, c), cmd.Process.Pid))
-	must.Eq(t, 0, c.OOMKills())
+	must.Eq(t, 0, c.OOM().Kills)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	go func() { _ = cmd.Wait() }()
 	must.NoError(t, Kill(ctx, c.Processes))
 }
 
-func pids(t *testing.T, c *Cgroup) []int {
-	out, err := c.Processes()
-	must.NoError(t, err)
-	return out
-}
-
-// A process that takes more than the limit is killed, and that is counted.
-func TestOOMKill(t *testing.T) {
-	h := Detect()
-	if h.Version == 0 {
-		t.Skip(h.Why)
-	}
-	c, err := h.New("oom-"+strconv.Itoa(os.Getpid()), "", Limits{MemoryBytes: 16 << 20})
-	must.NoError(t, err)
-	t.Cleanup(func() { must.NoError(t, c.Remove()) })
-	if c.Memory == "" {
-		t.Skip("the memory controller is not to be had")
-	}
-	cmd := exec.Command("sh", "-c", "x=$(head -c 100000000 /dev/zero | tr '\\0' a); echo ${#x}")
+// startIn starts a command in a cgroup, as the supervisor does.
+func startIn(t *testing.T, c *Cgroup, cmd *exec.Cmd) {
+	t.Helper()
 	cmd.SysProcAttr = &unix.SysProcAttr{}
 	into, err := c.CloneInto()
 	must.NoError(t, err)
@@ -171,8 +145,40 @@ func TestOOMKill(t *testing.T) {
 	must.NoError(t, err)
 	must.NoError(t, cmd.Start())
 	must.NoError(t, back())
-	_ = cmd.Wait()
-	must.Positive(t, c.OOMKills())
+}
+
+// Processes that replace themselves all the time, each by a child in a session
+// of its own, do not get away.
+func TestKillIsOneMoment(t *testing.T) {
+	for version, h := range hierarchies(t) {
+		t.Run(version, func(t *testing.T) {
+			c, err := h.New("flee-"+strconv.Itoa(os.Getpid()), "", Limits{})
+			must.NoError(t, err)
+			t.Cleanup(func() { must.NoError(t, c.Remove()) })
+			cmd := exec.Command("sh", "-c", `flee() { (flee) & }; for i in 1 2 3 4; do setsid sh -c 'flee() { (flee) & }; flee' & done; sleep 300 & kill -STOP $!; wait`)
+			startIn(t, c, cmd)
+			seen := map[int]bool{}
+			for deadline := time.Now().Add(10 * time.Second); len(seen) < 50; { // they flee
+				must.True(t, time.Now().Before(deadline))
+				for _, pid := range pids(t, c) {
+					seen[pid] = true
+				}
+			}
+			must.NoError(t, c.Kill())
+			_ = cmd.Wait()
+			for deadline := time.Now().Add(10 * time.Second); len(pids(t, c)) > 0; time.Sleep(time.Millisecond) {
+				must.True(t, time.Now().Before(deadline), must.Sprint(pids(t, c)))
+			}
+			must.NoError(t, c.Kill(), must.Sprint("an empty one"))
+		})
+	}
+	must.NoError(t, (&Cgroup{Track: "/sys/fs/cgroup/is/not/there"}).Kill())
+}
+
+func pids(t *testing.T, c *Cgroup) []int {
+	out, err := c.Processes()
+	must.NoError(t, err)
+	return out
 }
 
 func FuzzParseStat(f *testing.F) {

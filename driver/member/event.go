@@ -81,7 +81,8 @@ type (
 	}
 	// Cleared: no process of the member is left.
 	Cleared struct {
-		OOMKills int
+		OOMKills int  // of its processes, by the kernel
+		AtLimit  bool // it came up to its own memory limit
 	}
 	// Tick: time has passed.
 	Tick struct{}

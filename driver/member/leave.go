@@ -292,14 +292,14 @@ func (m *Member) peerAnswered(now time.Time, e PeerAnswered, todo *actions) {
 
 // conclude says how the member ended, from all that was seen.
 func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
-	x := contract.Exit{Code: 0, Rank: -1, At: now, Ranks: m.rankExits()}
+	x := contract.Exit{Code: 0, Rank: -1, At: now}
 	number, first := m.firstFailure()
 	if first != nil {
+		// A shell around the rank turns the signal into 137.
+		first.oom = e.OOMKills > 0 && (first.signal == 9 || first.code == 137)
 		x.Code, x.Signal, x.Rank, x.OOM, x.At = first.code, first.signal, number, first.oom, first.at
-		if first.signal == 9 && e.OOMKills > 0 {
-			x.OOM = true
-		}
 	}
+	x.Ranks = m.rankExits()
 	// Whatever was seen before the ask was not made by it.
 	x.Asked = m.leftByAsk() && !(first != nil && first.at.Before(m.askedAt)) && !m.doneBefore(m.askedAt)
 
@@ -336,8 +336,11 @@ func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
 		x.Outcome, x.Text = contract.OutcomePeer, m.peerBefore(first.at)
 	case first != nil:
 		x.Outcome, x.Text = contract.OutcomeFailed, fmt.Sprintf("rank %d ended %s", number, how(first.code, first.signal))
-		if x.OOM {
-			x.Text += ": out of memory, killed by the kernel at the task's limit"
+		switch {
+		case x.OOM:
+			x.Text += ": out of memory, killed by the kernel " + e.where()
+		case e.OOMKills > 0: // a data loader, say, without which the rank failed
+			x.Text += fmt.Sprintf("; out of memory, the kernel killed %d of the task's other processes %s", e.OOMKills, e.where())
 		}
 	case m.allZero():
 		x.Outcome, x.Text = contract.OutcomeComplete, "all ranks ended with 0"
@@ -346,10 +349,21 @@ func (m *Member) conclude(now time.Time, e Cleared) contract.Exit {
 		}
 	case m.launcher != nil:
 		m.concludeLauncher(&x)
+		if x.OOM = e.OOMKills > 0 && x.Signal == 9; x.OOM {
+			x.Text += ": out of memory, killed by the kernel " + e.where()
+		}
 	default:
 		x.Outcome, x.Code, x.Text = contract.OutcomeUnknown, -1, "how the ranks ended was not seen"
 	}
 	return x
+}
+
+// where tells what memory there was none of.
+func (e Cleared) where() string {
+	if e.AtLimit {
+		return "at the task's limit"
+	}
+	return "since the node had none left"
 }
 
 // ranksTold is how many ranks' ends an exit record has room for. Of more, those

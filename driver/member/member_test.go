@@ -322,10 +322,29 @@ func TestTorchrunRestartsItsRanks(t *testing.T) {
 }
 
 func TestOutOfMemoryIsTold(t *testing.T) {
+	for _, c := range []struct {
+		code, signal int
+		cleared      Cleared
+		oom          bool
+		text         string
+	}{
+		{0, 9, Cleared{OOMKills: 1, AtLimit: true}, true, "rank 0 ended by signal 9 (SIGKILL): out of memory, killed by the kernel at the task's limit"},
+		{137, 0, Cleared{OOMKills: 2}, true, "rank 0 ended with code 137: out of memory, killed by the kernel since the node had none left"},
+		{1, 0, Cleared{OOMKills: 1, AtLimit: true}, false, "rank 0 ended with code 1; out of memory, the kernel killed 1 of the task's other processes at the task's limit"},
+		{0, 9, Cleared{AtLimit: true}, false, "rank 0 ended by signal 9 (SIGKILL)"},
+	} {
+		l := newLife(t)
+		l.running()
+		l.rankEnds(0, c.code, c.signal)
+		l.launcherEnds(1, 0)
+		l.step(c.cleared)
+		must.Eq(t, c.oom, l.exit.OOM)
+		must.Eq(t, c.oom, l.exit.Ranks[0].OOM)
+		must.Eq(t, c.text, l.exit.Text)
+	}
 	l := newLife(t)
 	l.running()
-	l.rankEnds(0, 0, 9)
-	l.launcherEnds(1, 0)
+	l.launcherEnds(0, 9)
 	l.step(Cleared{OOMKills: 1})
 	must.True(t, l.exit.OOM)
 	must.StrContains(t, l.exit.Text, "out of memory")

@@ -141,7 +141,7 @@ func newSupervisor(spec Spec) (_ *supervisor, err error) {
 	}
 	written := taskdir.Shim{V: 1, Process: process, TaskID: spec.TaskID, Version: spec.Version, Start: spec.Self.Start}
 	if s.cgroup != nil {
-		written.Cgroups = []string{s.cgroup.Track}
+		written.Cgroups, written.Memory = []string{s.cgroup.Track}, s.cgroup.Memory
 	}
 	if err := s.start.WriteShim(written); err != nil {
 		return nil, err
@@ -495,6 +495,11 @@ func (s *supervisor) clear() {
 		find = isolation.Any(find, s.cgroup.Processes)
 	}
 	for told := false; ; told = true {
+		if s.cgroup != nil {
+			if err := s.cgroup.Kill(); err != nil {
+				s.log.Warn("cannot end the cgroup's processes at once; one by one", "error", err)
+			}
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 		err := isolation.Kill(ctx, find)
 		cancel()
@@ -509,9 +514,9 @@ func (s *supervisor) clear() {
 	}
 	s.cardsFree()
 	s.removeContainer()
-	kills := 0
+	var oom isolation.OOM
 	if s.cgroup != nil {
-		kills = s.cgroup.OOMKills()
+		oom = s.cgroup.OOM()
 	}
 	if l := s.current(); l != nil {
 		l.drain(time.Second)
@@ -522,7 +527,7 @@ func (s *supervisor) clear() {
 		s.port = nil
 	}
 	s.mu.Unlock()
-	s.events <- member.Cleared{OOMKills: kills}
+	s.events <- member.Cleared{OOMKills: oom.Kills, AtLimit: oom.AtLimit}
 }
 
 func (s *supervisor) peerServer() *peerServer {

@@ -148,6 +148,8 @@ type Shim struct {
 	// Cgroups that the ranks were put into, to look for what is left of them
 	// when the supervisor itself is gone.
 	Cgroups []string `json:"cgroups,omitempty"`
+	// Memory is the cgroup that the ranks' memory is counted in.
+	Memory string `json:"memory,omitempty"`
 	// Remove is a command that removes what is left of the ranks' container.
 	Remove []string `json:"remove,omitempty"`
 }
