@@ -2,7 +2,6 @@ package nomadsim
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -80,7 +79,7 @@ func (q *request) eventStream(string) (any, error) {
 	if w.Flush() != nil {
 		return nil, errHandled
 	}
-	lines := make(chan *wire.Events)
+	lines := make(chan *wire.Events, 1)
 	failed := make(chan error, 1)
 	stop := make(chan struct{})
 	defer close(stop)
@@ -126,6 +125,9 @@ func (q *request) eventStream(string) (any, error) {
 			if err := writeLine(conn, w, pick(e, topics, namespaces)); err != nil {
 				return nil, errHandled
 			}
+			if len(lines) == 0 && w.Flush() != nil { // lines that come together go together
+				return nil, errHandled
+			}
 		}
 	}
 }
@@ -138,17 +140,13 @@ func writeLine(conn net.Conn, w *bufio.Writer, e *wire.Events) error {
 	if len(e.Events) == 0 {
 		return nil
 	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
+	conn.SetWriteDeadline(time.Now().Add(heartbeat + 10*time.Second))
+	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(e); err != nil {
-		return fmt.Errorf("encode events of index %d: %w", e.Index, err)
+		return fmt.Errorf("send events of index %d: %w", e.Index, err)
 	}
-	conn.SetWriteDeadline(time.Now().Add(heartbeat + 10*time.Second))
-	if _, err := w.Write(b.Bytes()); err != nil {
-		return err
-	}
-	return w.Flush()
+	return nil
 }
 
 // pick keeps the events of a line that a subscription is for.

@@ -107,7 +107,7 @@ func Open(ctx context.Context, o Options) (*Ledger, error) {
 	l.health = Health{OK: true, Since: time.Now()}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stop = stop
-	w := &writer{ledger: l, ctx: run}
+	w := &writer{ledger: l, ctx: run, calls: context.WithoutCancel(ctx)}
 	if err := w.begin(); err != nil {
 		stop()
 		l.shut()

@@ -16,7 +16,8 @@ const batch = 4000
 // writer is the one that writes.
 type writer struct {
 	ledger *Ledger
-	ctx    context.Context
+	ctx    context.Context // ends with the ledger
+	calls  context.Context // of single statements: one that nobody cancels costs the driver less
 	conn   *sql.Conn
 	stmts  map[string]*sql.Stmt
 	booked int64
@@ -204,7 +205,7 @@ func (w *writer) stmt(text string) (*sql.Stmt, error) {
 	if s := w.stmts[text]; s != nil {
 		return s, nil
 	}
-	s, err := w.conn.PrepareContext(w.ctx, text)
+	s, err := w.conn.PrepareContext(w.calls, text)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +219,7 @@ func (w *writer) insert(text string, args ...any) (id int64, added bool, err err
 	if err != nil {
 		return 0, false, err
 	}
-	r, err := s.ExecContext(w.ctx, args...)
+	r, err := s.ExecContext(w.calls, args...)
 	if err != nil {
 		return 0, false, err
 	}
@@ -236,7 +237,7 @@ func (w *writer) row(text string, args []any, into ...any) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = s.QueryRowContext(w.ctx, args...).Scan(into...)
+	err = s.QueryRowContext(w.calls, args...).Scan(into...)
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, nil
 	}

@@ -22,7 +22,10 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 	departing := s.departing()
 	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused, History: s.history(now)}
 	snap.History.UsedCardSeconds = a.meter.used()
-	for _, e := range s.order() {
+	order := s.order()
+	snap.Gangs = make([]core.Gang, 0, len(order))
+	var ask []core.Claim
+	for _, e := range order {
 		g, ok := e.gang.Core(now)
 		if !ok {
 			continue
@@ -47,8 +50,11 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		}
 		snap.Gangs = append(snap.Gangs, g)
 		if e.starting != nil || e.gang.Saved.Phase == lifecycle.Reserving {
-			snap.Claims = append(snap.Claims, asked(e, &g, v)...)
+			ask = append(ask, asked(e, &g, v)...)
 		}
+	}
+	if len(ask) > 0 {
+		snap.Claims = slices.Concat(snap.Claims, ask)
 	}
 	return snap
 }
@@ -79,10 +85,6 @@ func (a *Agent) admits(e *entry, now time.Time) bool {
 // asked are the claims of members that Nomad was asked for, or is about to be,
 // and that it has not placed yet.
 func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
-	use := map[string]core.Resources{}
-	for i := range g.Groups {
-		use[g.Groups[i].Name] = g.Groups[i].Use
-	}
 	placed := map[int]bool{}
 	if e.starting == nil {
 		for _, m := range e.gang.Members(v.Allocs) {
@@ -96,7 +98,10 @@ func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
 		if placed[i] {
 			continue
 		}
-		c := core.Claim{Node: p.Node, Gang: g.ID, Attempt: g.Attempt, Member: i, Job: string(g.ID), Use: use[p.Group], Asked: true, Priority: g.Priority}
+		c := core.Claim{Node: p.Node, Gang: g.ID, Attempt: g.Attempt, Member: i, Job: string(g.ID), Asked: true, Priority: g.Priority}
+		if at := slices.IndexFunc(g.Groups, func(group core.Group) bool { return group.Name == p.Group }); at >= 0 {
+			c.Use = g.Groups[at].Use
+		}
 		for _, ids := range p.Cards {
 			c.Cards = append(c.Cards, ids...)
 		}

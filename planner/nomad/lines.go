@@ -3,10 +3,10 @@ package nomad
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/nomad-muster/muster/planner/nomad/picture"
+	"github.com/nomad-muster/muster/planner/nomad/scan"
 )
 
 // A line of the event stream is some ten kilobytes, of which most is not
@@ -40,21 +40,24 @@ func decodeLine(line []byte) (*wireEvents, error) {
 		return nil, nil
 	}
 	var e wireEvents
-	err := members(line, func(name string, value []byte) error {
-		switch name {
+	n, err := scan.Object(line, func(name, rest []byte) (int, error) {
+		switch string(name) {
 		case "Index":
-			return json.Unmarshal(value, &e.Index)
+			return read(rest, &e.Index)
 		case "Error":
-			e.Error = value
+			return piece(rest, &e.Error)
 		case "Events":
-			return elements(value, func(value []byte) error {
-				event, err := decodeEvent(value)
+			return scan.Array(rest, func(rest []byte) (int, error) {
+				event, n, err := decodeEvent(rest)
 				e.Events = append(e.Events, event)
-				return err
+				return n, err
 			})
 		}
-		return nil
+		return scan.End(rest), nil
 	})
+	if err == nil && n != len(line) {
+		err = scan.ErrNotJSON
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read a line of the event stream: %w", err)
 	}
@@ -67,48 +70,59 @@ func decodeLine(line []byte) (*wireEvents, error) {
 	return &e, nil
 }
 
-func decodeEvent(raw []byte) (wireEvent, error) {
-	var e wireEvent
-	err := members(raw, func(name string, value []byte) error {
-		switch name {
+// decodeEvent takes apart the event that b begins with, and gives its length.
+func decodeEvent(b []byte) (e wireEvent, n int, err error) {
+	n, err = scan.Object(b, func(name, rest []byte) (int, error) {
+		switch string(name) {
 		case "Topic":
-			return json.Unmarshal(value, &e.Topic)
+			return read(rest, &e.Topic)
 		case "Type":
-			return json.Unmarshal(value, &e.Type)
+			return read(rest, &e.Type)
 		case "Key":
-			return json.Unmarshal(value, &e.Key)
+			return read(rest, &e.Key)
 		case "Namespace":
-			return json.Unmarshal(value, &e.Namespace)
+			return read(rest, &e.Namespace)
 		case "Index":
-			return json.Unmarshal(value, &e.Index)
+			return read(rest, &e.Index)
 		case "Payload":
-			return members(value, e.payload)
+			return scan.Object(rest, e.payload)
 		}
-		return nil
+		return scan.End(rest), nil
 	})
-	return e, err
+	return e, n, err
 }
 
-func (e *wireEvent) payload(name string, value []byte) error {
-	if string(value) == "null" {
-		return nil
-	}
-	switch name {
+func (e *wireEvent) payload(name, rest []byte) (int, error) {
+	switch string(name) {
 	case "Node":
-		e.Node = value
+		return piece(rest, &e.Node)
 	case "Allocation":
-		e.Allocation = value
+		return piece(rest, &e.Allocation)
 	case "Job":
-		e.Job = value
+		return piece(rest, &e.Job)
 	case "Evaluation":
-		e.Evaluation = value
+		return piece(rest, &e.Evaluation)
 	case "Deleted":
-		return json.Unmarshal(value, &e.Deleted)
+		return read(rest, &e.Deleted)
 	}
-	return nil
+	return scan.End(rest), nil
 }
 
-func (e *wireEvent) alloc() (*picture.Alloc, error) { return picture.DecodeAlloc(e.Allocation) }
+// read reads the value that rest begins with, and gives its length.
+func read(rest []byte, into any) (int, error) {
+	n := scan.End(rest)
+	return n, scan.Read(rest[:n], into)
+}
+
+// piece gives the value that rest begins with, unread, and its length. Null
+// gives none.
+func piece(rest []byte, into *json.RawMessage) (int, error) {
+	n := scan.End(rest)
+	if value := rest[:n:n]; string(value) != "null" {
+		*into = value
+	}
+	return n, nil
+}
 
 func (e *wireEvent) eval() (*picture.Eval, error) {
 	var w picture.WireEval
@@ -116,137 +130,4 @@ func (e *wireEvent) eval() (*picture.Eval, error) {
 		return nil, fmt.Errorf("read evaluation: %w", err)
 	}
 	return w.Eval(), nil
-}
-
-var errNotJSON = errors.New("it is not JSON")
-
-// members calls f for each member of an object; null has none.
-func members(raw []byte, f func(name string, value []byte) error) error {
-	if string(raw) == "null" {
-		return nil
-	}
-	return parts(raw, '{', '}', func(rest []byte) (int, error) {
-		n := valueEnd(rest)
-		if n < 2 || rest[0] != '"' {
-			return 0, errNotJSON
-		}
-		name := string(rest[1 : n-1])
-		n += spaces(rest[n:])
-		if n >= len(rest) || rest[n] != ':' {
-			return 0, errNotJSON
-		}
-		n++
-		n += spaces(rest[n:])
-		size := valueEnd(rest[n:])
-		if size == 0 {
-			return 0, errNotJSON
-		}
-		return n + size, f(name, rest[n:n+size:n+size])
-	})
-}
-
-// elements calls f for each element of an array; null has none.
-func elements(raw []byte, f func(value []byte) error) error {
-	if string(raw) == "null" {
-		return nil
-	}
-	return parts(raw, '[', ']', func(rest []byte) (int, error) {
-		n := valueEnd(rest)
-		if n == 0 {
-			return 0, errNotJSON
-		}
-		return n, f(rest[:n:n])
-	})
-}
-
-// parts walks what stands between two brackets, with commas between: take says
-// how long the next part is.
-func parts(raw []byte, open, shut byte, take func(rest []byte) (int, error)) error {
-	if len(raw) < 2 || raw[0] != open || raw[len(raw)-1] != shut {
-		return errNotJSON
-	}
-	rest := raw[1 : len(raw)-1]
-	rest = rest[spaces(rest):]
-	for len(rest) > 0 {
-		n, err := take(rest)
-		if err != nil {
-			return err
-		}
-		rest = rest[n:]
-		rest = rest[spaces(rest):]
-		if len(rest) == 0 {
-			return nil
-		}
-		if rest[0] != ',' {
-			return errNotJSON
-		}
-		rest = rest[1:]
-		if rest = rest[spaces(rest):]; len(rest) == 0 {
-			return errNotJSON
-		}
-	}
-	return nil
-}
-
-func spaces(b []byte) int {
-	n := 0
-	for n < len(b) && (b[n] == ' ' || b[n] == '\t' || b[n] == '\n' || b[n] == '\r') {
-		n++
-	}
-	return n
-}
-
-// valueEnd is the length of the JSON value that b begins with; 0: it begins
-// with none, or the value does not end. What is inside is not checked.
-func valueEnd(b []byte) int {
-	if len(b) == 0 {
-		return 0
-	}
-	switch b[0] {
-	case '"':
-		return stringEnd(b)
-	case '{', '[':
-		depth := 0
-		for i := 0; i < len(b); i++ {
-			switch b[i] {
-			case '"':
-				n := stringEnd(b[i:])
-				if n == 0 {
-					return 0
-				}
-				i += n - 1
-			case '{', '[':
-				depth++
-			case '}', ']':
-				if depth--; depth == 0 {
-					return i + 1
-				}
-			}
-		}
-		return 0
-	}
-	n := bytes.IndexAny(b, ",]} \t\r\n")
-	if n < 0 {
-		n = len(b)
-	}
-	return n
-}
-
-// stringEnd is the length of the string that b begins with; 0: it does not end.
-func stringEnd(b []byte) int {
-	for i := 1; i < len(b); i++ {
-		n := bytes.IndexByte(b[i:], '"')
-		if n < 0 {
-			return 0
-		}
-		i += n
-		slashes := 0
-		for k := i - 1; k > 0 && b[k] == '\\'; k-- {
-			slashes++
-		}
-		if slashes%2 == 0 {
-			return i + 1
-		}
-	}
-	return 0
 }

@@ -154,7 +154,7 @@ func (t *tables) event(d *Delta, event *wireEvent, levels []core.Level) error {
 	case topic == "Node" && event.Node != nil:
 		return t.nodeEvent(d, event.Type, event.Index, event.Node, levels)
 	case topic == "Allocation" && event.Allocation != nil:
-		a, err := event.alloc()
+		a, err := picture.UpdateAlloc(event.Allocation, func(id string) *picture.Alloc { return t.allocs[id] })
 		if err != nil {
 			return err
 		}
@@ -205,8 +205,8 @@ func (t *tables) nodeEvent(d *Delta, kind string, index uint64, raw []byte, leve
 
 func (t *tables) jobEvent(d *Delta, deleted bool, index uint64, raw []byte) error {
 	// Most events of a job tell of its status: its text is read when it is new.
-	var head picture.JobHead
-	if err := json.Unmarshal(raw, &head); err != nil {
+	head, err := picture.DecodeJobHead(raw)
+	if err != nil {
 		return fmt.Errorf("read Job event: %w", err)
 	}
 	key := head.Key()

@@ -183,9 +183,16 @@ func (p *planner) loseStopped(allocs []*wire.Allocation, tainted map[string]*wir
 // readyNodes are the nodes of the job's pool and datacenters that take allocations.
 func (p *planner) readyNodes() []*wire.Node {
 	p.available = map[string]int{}
-	var out []*wire.Node
-	for n := range p.w.snap.Nodes("") {
-		if !n.Ready() || !inPool(n, p.job.NodePool) || !inDatacenter(n, p.job.Datacenters) {
+	ready := p.w.snap.ReadyNodes()
+	out := make([]*wire.Node, 0, len(ready))
+	wanted := map[string]bool{} // by datacenter
+	for _, n := range ready {
+		in, known := wanted[n.Datacenter]
+		if !known {
+			in = inDatacenter(n, p.job.Datacenters)
+			wanted[n.Datacenter] = in
+		}
+		if !in || !inPool(n, p.job.NodePool) {
 			continue
 		}
 		out = append(out, n)

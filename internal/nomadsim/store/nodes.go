@@ -11,8 +11,9 @@ const MaxNodeEvents = 10
 func (tx *Txn) Node(id string) *wire.Node { return as[wire.Node](tx.get(Nodes, id)) }
 
 func (tx *Txn) putNode(n *wire.Node) {
+	tx.nodes = true
 	tx.put(Nodes, n.ID, n)
-	tx.event("Node", "", n.ID, nil, map[string]any{"Node": n})
+	tx.event("Node", "", n.ID, nil, map[string]any{"Node": n.Shown()})
 	tx.changes.Nodes = append(tx.changes.Nodes, n)
 }
 
@@ -50,8 +51,9 @@ func (tx *Txn) DeleteNode(id string) {
 		return
 	}
 	tx.Kind("NodeDeregistration")
+	tx.nodes = true
 	tx.delete(Nodes, id)
-	tx.event("Node", "", id, nil, map[string]any{"Node": n})
+	tx.event("Node", "", id, nil, map[string]any{"Node": n.Shown()})
 }
 
 func (tx *Txn) nodeEvent(subsystem, message string, details map[string]string) *wire.NodeEvent {
@@ -149,5 +151,5 @@ func (tx *Txn) allocUpdateOfNode(id string) {
 	n := *old
 	n.LastAllocUpdateIndex = tx.index
 	tx.put(Nodes, n.ID, &n)
-	tx.event("Node", "", n.ID, nil, map[string]any{"Node": &n})
+	tx.event("Node", "", n.ID, nil, map[string]any{"Node": n.Shown()})
 }

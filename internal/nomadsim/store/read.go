@@ -59,6 +59,19 @@ func (s *Snapshot) Nodes(prefix string) iter.Seq[*wire.Node] {
 	return scan[wire.Node](s.tables[Nodes].tree.Root(), prefix)
 }
 
+// ReadyNodes are the nodes that take allocations, in order of id; they may be older than the snapshot in nothing but the
+// index of what their clients last told. The list must not be changed.
+func (s *Snapshot) ReadyNodes() []*wire.Node {
+	s.ready.once.Do(func() {
+		for n := range s.Nodes("") {
+			if n.Ready() {
+				s.ready.list = append(s.ready.list, n)
+			}
+		}
+	})
+	return s.ready.list
+}
+
 // NodeCount is the number of nodes.
 func (s *Snapshot) NodeCount() int { return s.tables[Nodes].tree.Len() }
 

@@ -54,6 +54,14 @@ type table struct {
 type Snapshot struct {
 	index  uint64
 	tables [tables]table
+	ready  *readyNodes
+}
+
+// readyNodes are the nodes that take allocations, listed when they are first asked for. Snapshots between which no node
+// changed have one list, since it costs a walk through all nodes.
+type readyNodes struct {
+	once sync.Once
+	list []*wire.Node
 }
 
 // Store is the state of a cluster. Its methods may be called from any goroutine.
@@ -81,7 +89,7 @@ type AllocChange struct{ Before, After *wire.Allocation }
 // New makes a store with the namespace "default" and the node pools "all" and "default".
 func New(now func() time.Time, eventBuffer int) *Store {
 	s := &Store{events: NewRing(eventBuffer), now: now}
-	snap := &Snapshot{}
+	snap := &Snapshot{ready: &readyNodes{}}
 	for i := range snap.tables {
 		snap.tables[i] = table{tree: iradix.New(), watch: make(chan struct{})}
 	}
@@ -150,6 +158,7 @@ type Txn struct {
 	at      map[eventKey]int
 	changes *Changes
 	kind    string
+	nodes   bool // a node changed, came or went
 }
 
 // Index is the index of the change.
@@ -192,6 +201,9 @@ func (tx *Txn) root(t Table) *iradix.Node {
 func (s *Store) commit(tx *Txn) {
 	next := *tx.base
 	next.index = tx.index
+	if tx.nodes {
+		next.ready = &readyNodes{}
+	}
 	var wake []chan struct{}
 	for t := range tx.txns {
 		if tx.txns[t] == nil {

@@ -54,14 +54,20 @@ type Node struct {
 	ModifyIndex              uint64
 }
 
-// MarshalJSON adds whether the node drains.
-func (n *Node) MarshalJSON() ([]byte, error) {
-	type plain Node
-	return json.Marshal(struct {
-		*plain
-		Drain bool
-	}{(*plain)(n), n.DrainStrategy != nil})
+// plain is a node without its methods.
+type plain Node
+
+// ShownNode is a node as the API shows it: with whether it drains.
+type ShownNode struct {
+	*plain
+	Drain bool
 }
+
+// Shown is the node as the API shows it.
+func (n *Node) Shown() ShownNode { return ShownNode{(*plain)(n), n.DrainStrategy != nil} }
+
+// MarshalJSON is the JSON of what is shown.
+func (n *Node) MarshalJSON() ([]byte, error) { return json.Marshal(n.Shown()) }
 
 // Ready says whether the node takes allocations.
 func (n *Node) Ready() bool {

@@ -48,6 +48,7 @@ type Cluster struct {
 	cardTypes []string
 	levelKey  string
 	byID      map[core.NodeID]int32
+	at        []int32           // the number of the node at each place of the last snapshot, as a guess
 	cards     map[cardKey]int32 // place of a card in its node
 	modelNum  map[core.Model]int32
 	classes   map[string]int32
@@ -82,6 +83,7 @@ type Cluster struct {
 // Node is one node with its dense numbers.
 type Node struct {
 	Src     *core.Node
+	id      core.NodeID
 	Version uint64
 	Class   int32 // nodes of one class differ in nothing but unique attributes, cards and capacity
 	Block   int32

@@ -54,9 +54,17 @@ func (c *Cluster) updateNodes(s *core.Snapshot, notices *[]core.Notice) (changed
 	changed = make([]bool, len(c.Nodes))
 	for i := 0; same && i < len(s.Nodes); i++ {
 		n := &s.Nodes[i]
-		at, ok := c.byID[n.ID]
-		if !ok || changed[at] {
-			same = false // a new node, or one that is listed twice
+		at := c.at[i] // where the node of this place was the last time
+		if c.Nodes[at].id != n.ID {
+			var ok bool
+			if at, ok = c.byID[n.ID]; !ok {
+				same = false // a new node
+				break
+			}
+			c.at[i] = at
+		}
+		if changed[at] {
+			same = false // it is listed twice
 			break
 		}
 		old := &c.Nodes[at]
@@ -106,7 +114,7 @@ func cardTypes(c *core.Config) []string {
 // rebuild numbers all nodes, domains, models and classes anew.
 func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) {
 	*c = Cluster{Ideal: c.Ideal, Shape: c.Shape + 1, levelKey: key, cardTypes: cardTypes(s.Config), scratch: c.scratch, mark: c.mark, seq: c.seq, changed: c.changed + 1, gangs: map[core.GangID]int32{}, odd: map[int32][]core.Notice{},
-		byID: make(map[core.NodeID]int32, len(s.Nodes)), cards: map[cardKey]int32{}, modelNum: map[core.Model]int32{}, classes: map[string]int32{}}
+		byID: make(map[core.NodeID]int32, len(s.Nodes)), at: make([]int32, len(s.Nodes)), cards: map[cardKey]int32{}, modelNum: map[core.Model]int32{}, classes: map[string]int32{}}
 	levels := len(s.Config.Levels)
 	c.Levels = make([]Level, levels)
 	for l := range c.Levels {
@@ -163,7 +171,7 @@ func (c *Cluster) rebuild(s *core.Snapshot, key string, notices *[]core.Notice) 
 		}
 		last = n
 		b := &c.Blocks[len(c.Blocks)-1]
-		c.Nodes = append(c.Nodes, Node{Block: int32(len(c.Blocks) - 1), Bit: uint8(b.Count)})
+		c.Nodes = append(c.Nodes, Node{id: n.ID, Block: int32(len(c.Blocks) - 1), Bit: uint8(b.Count)})
 		b.Count++
 		c.placeCards(at, n)
 		c.fillNode(at, n)

@@ -43,6 +43,7 @@ type Alloc struct {
 	NodeID, NodeName                  string
 	Desired, Client, Text             string // DesiredStatus, ClientStatus, ClientDescription
 	CreateIndex, Index                uint64
+	AllocIndex                        uint64 // of the last change by a server; 0: not known
 	Created, Modified                 time.Time
 	Use                               core.Resources
 	Devices                           []Held
@@ -386,7 +387,7 @@ func portList(text string) []int {
 type WireAlloc struct {
 	ID, Namespace, JobID, TaskGroup, Name, NodeID, NodeName string
 	DesiredStatus, ClientStatus, ClientDescription          string
-	CreateIndex, ModifyIndex                                uint64
+	CreateIndex, ModifyIndex, AllocModifyIndex              uint64
 	CreateTime, ModifyTime                                  int64
 	PreemptedByAllocation                                   string
 	AllocatedResources                                      *struct {
@@ -446,7 +447,7 @@ func (w *WireAlloc) Alloc() (*Alloc, error) {
 	}
 	a := &Alloc{
 		ID: w.ID, Namespace: cmp.Or(w.Namespace, "default"), JobID: w.JobID, Group: w.TaskGroup, Name: w.Name, NodeID: w.NodeID, NodeName: w.NodeName,
-		Desired: w.DesiredStatus, Client: w.ClientStatus, Text: w.ClientDescription, CreateIndex: w.CreateIndex, Index: w.ModifyIndex,
+		Desired: w.DesiredStatus, Client: w.ClientStatus, Text: w.ClientDescription, CreateIndex: w.CreateIndex, Index: w.ModifyIndex, AllocIndex: w.AllocModifyIndex,
 		Created: unix(w.CreateTime), Modified: unix(w.ModifyTime), Preempted: w.PreemptedByAllocation,
 	}
 	w.resources(a)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/scan"
 )
 
 // Job is what the picture knows of a job: all of it where it is a gang's, and
@@ -42,6 +43,28 @@ type JobHead struct {
 	ID, Namespace, Status       string
 	Stop                        bool
 	JobModifyIndex, ModifyIndex uint64
+}
+
+// DecodeJobHead reads the head of a job, and nothing else of it.
+func DecodeJobHead(raw []byte) (h JobHead, err error) {
+	err = scan.Whole(raw, func(name, value []byte) error {
+		switch string(name) {
+		case "ID":
+			return scan.Read(value, &h.ID)
+		case "Namespace":
+			return scan.Read(value, &h.Namespace)
+		case "Status":
+			return scan.Read(value, &h.Status)
+		case "Stop":
+			return scan.Read(value, &h.Stop)
+		case "JobModifyIndex":
+			return scan.Read(value, &h.JobModifyIndex)
+		case "ModifyIndex":
+			return scan.Read(value, &h.ModifyIndex)
+		}
+		return nil
+	})
+	return h, err
 }
 
 // Key is the job's.

@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"reflect"
 	"testing"
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/nomad/scan"
 	"github.com/shoenig/test/must"
 )
 
@@ -146,6 +148,16 @@ func FuzzDecode(f *testing.F) {
 				t.Fatal("an allocation without id or job was taken")
 			}
 		}
+		var w WireAlloc
+		if json.Unmarshal(raw, &w) == nil {
+			text, err := json.Marshal(w)
+			must.NoError(t, err)
+			whole, err := DecodeAlloc(text)
+			update, wrong := UpdateAlloc(text, func(string) *Alloc { return nil })
+			if (err == nil) != (wrong == nil) || !reflect.DeepEqual(whole, update) {
+				t.Fatalf("read two ways: %+v, %v; %+v, %v", whole, err, update, wrong)
+			}
+		}
 		_, _ = DecodeJob(raw)
 	})
 }
@@ -171,4 +183,46 @@ func TestJobThatCannotBeRead(t *testing.T) {
 		_, err := DecodeJob([]byte(text))
 		must.Error(t, err, must.Sprint(text))
 	}
+}
+
+// An update reads as the allocation itself does, whatever is known of it; what
+// it holds is not read again while no server changed it.
+func TestUpdateAlloc(t *testing.T) {
+	t.Parallel()
+	raw := read(t, "alloc.json")
+	whole, err := DecodeAlloc(raw)
+	must.NoError(t, err)
+	must.Positive(t, whole.AllocIndex)
+	none := func(string) *Alloc { return nil }
+	first, err := UpdateAlloc(raw, none)
+	must.NoError(t, err)
+	must.Eq(t, whole, first)
+	known := func(id string) *Alloc {
+		must.Eq(t, whole.ID, id)
+		return whole
+	}
+	again, err := UpdateAlloc(raw, known)
+	must.NoError(t, err)
+	must.Eq(t, whole, again)
+	older := *whole
+	older.AllocIndex, older.Use, older.Devices = whole.AllocIndex-1, core.Resources{}, nil
+	again, err = UpdateAlloc(raw, func(string) *Alloc { return &older })
+	must.NoError(t, err)
+	must.Eq(t, whole, again, must.Sprint("a server changed it since"))
+	_, err = UpdateAlloc([]byte(`{"ID":"a"}`), none)
+	must.ErrorContains(t, err, "no job")
+	_, err = UpdateAlloc([]byte(`{"ID":"a","JobID":"j","TaskStates":[]}`), none)
+	must.ErrorContains(t, err, "task states")
+	_, err = UpdateAlloc([]byte(`{"ID":"a"`), none)
+	must.ErrorIs(t, err, scan.ErrNotJSON)
+}
+
+func TestJobHead(t *testing.T) {
+	t.Parallel()
+	h, err := DecodeJobHead([]byte(`{"Name":"x","ID":"caf\u00e9","Namespace":null,"Status":"dead","Stop":true,"TaskGroups":[{"ID":"no","Stop":false}],"JobModifyIndex":12,"ModifyIndex":18446744073709551615}`))
+	must.NoError(t, err)
+	must.Eq(t, JobHead{ID: "café", Status: "dead", Stop: true, JobModifyIndex: 12, ModifyIndex: 1<<64 - 1}, h)
+	must.Eq(t, Key{"default", "café"}, h.Key())
+	_, err = DecodeJobHead([]byte(`{"ID":7}`))
+	must.Error(t, err)
 }

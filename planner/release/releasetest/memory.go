@@ -11,30 +11,53 @@ import (
 	"github.com/nomad-muster/muster/planner/release"
 )
 
-// Memory is a Channel and Watcher in memory. The zero value is ready.
+// Memory is a Channel and Watcher in memory, with the cost of one gang's change
+// to that gang alone, as over Consul. The zero value is ready.
 type Memory struct {
 	mu      sync.Mutex
 	records map[contract.GangID]*contract.Record
-	reports map[string]map[string]contract.Report // by gang and attempt, by member
-	changed chan struct{}                         // closed with the next change of a record
-	news    chan struct{}                         // closed with the next report
+	reports map[attempt]map[string]kept       // by member
+	count   int                               // of reports that came
+	changed map[contract.GangID]chan struct{} // closed with the next change of the gang's record
+	news    map[attempt]chan struct{}         // closed with the next report
 	// Fail, if set, is asked before every call.
 	Fail func(operation string) error
+}
+
+// kept is a member's latest report, with its number among all that came.
+type kept struct {
+	contract.Report
+	number int
+}
+
+type attempt struct {
+	gang   contract.GangID
+	number int
 }
 
 func (m *Memory) lock() func() {
 	m.mu.Lock()
 	if m.records == nil {
-		m.records, m.reports, m.changed = map[contract.GangID]*contract.Record{}, map[string]map[string]contract.Report{}, make(chan struct{})
-		m.news = make(chan struct{})
+		m.records, m.reports = map[contract.GangID]*contract.Record{}, map[attempt]map[string]kept{}
+		m.changed, m.news = map[contract.GangID]chan struct{}{}, map[attempt]chan struct{}{}
 	}
 	return m.mu.Unlock
 }
 
-// wake wakes all who wait; the lock is held.
-func (m *Memory) wake() {
-	close(m.changed)
-	m.changed = make(chan struct{})
+// wait gives the channel that the next wake of a key closes; the lock is held.
+func wait[K comparable](waiting map[K]chan struct{}, key K) <-chan struct{} {
+	if waiting[key] == nil {
+		waiting[key] = make(chan struct{})
+	}
+	return waiting[key]
+}
+
+// wake wakes all who wait for a key; the lock is held.
+func wake[K comparable](waiting map[K]chan struct{}, key K) {
+	if c := waiting[key]; c != nil {
+		close(c)
+		delete(waiting, key)
+	}
 }
 
 func (m *Memory) fail(operation string) error {
@@ -53,8 +76,6 @@ func (m *Memory) Allow() {
 	m.Fail = nil
 }
 
-func attemptOf(gang contract.GangID, attempt int) string { return fmt.Sprintf("%s/%d", gang, attempt) }
-
 // Publish implements release.Channel.
 func (m *Memory) Publish(_ context.Context, r *contract.Record) error {
 	if err := m.fail("publish"); err != nil {
@@ -65,52 +86,52 @@ func (m *Memory) Publish(_ context.Context, r *contract.Record) error {
 		return fmt.Errorf("write record of gang %s: %w", r.Gang, release.ErrNewer)
 	}
 	m.records[r.Gang] = r
-	m.wake()
+	wake(m.changed, r.Gang)
 	return nil
 }
 
 // Reports implements release.Channel.
-func (m *Memory) Reports(_ context.Context, gang contract.GangID, attempt int) ([]contract.Report, error) {
+func (m *Memory) Reports(_ context.Context, gang contract.GangID, number int) ([]contract.Report, error) {
 	if err := m.fail("reports"); err != nil {
 		return nil, err
 	}
 	defer m.lock()()
 	var out []contract.Report
-	for _, r := range m.reports[attemptOf(gang, attempt)] {
-		out = append(out, r)
+	for _, r := range m.reports[attempt{gang, number}] {
+		out = append(out, r.Report)
 	}
 	return out, nil
 }
 
 // Remove implements release.Channel.
-func (m *Memory) Remove(_ context.Context, gang contract.GangID, attempt int) error {
+func (m *Memory) Remove(_ context.Context, gang contract.GangID, number int) error {
 	if err := m.fail("remove"); err != nil {
 		return err
 	}
 	defer m.lock()()
-	delete(m.reports, attemptOf(gang, attempt))
-	if there := m.records[gang]; there != nil && there.Attempt <= attempt {
+	delete(m.reports, attempt{gang, number})
+	if there := m.records[gang]; there != nil && there.Attempt <= number {
 		delete(m.records, gang)
 	}
-	m.wake()
+	wake(m.changed, gang)
 	return nil
 }
 
 // Watch implements release.Watcher.
-func (m *Memory) Watch(ctx context.Context, gang contract.GangID, attempt int, deliver func([]contract.Report)) {
-	seen := -1
+func (m *Memory) Watch(ctx context.Context, gang contract.GangID, number int, deliver func([]contract.Report)) {
+	key, seen := attempt{gang, number}, 0
 	for {
 		unlock := m.lock()
 		var out []contract.Report
-		for _, r := range m.reports[attemptOf(gang, attempt)] {
-			out = append(out, r)
+		for _, r := range m.reports[key] {
+			if r.number > seen {
+				out = append(out, r.Report)
+			}
 		}
-		news := m.news
+		seen = m.count
+		news := wait(m.news, key)
 		unlock()
-		if len(out) != seen || len(out) > 0 {
-			seen = len(out)
-			deliver(out)
-		}
+		deliver(out)
 		select {
 		case <-ctx.Done():
 			return
@@ -122,20 +143,20 @@ func (m *Memory) Watch(ctx context.Context, gang contract.GangID, attempt int, d
 // Report is a member's: it keeps its report.
 func (m *Memory) Report(r contract.Report) {
 	defer m.lock()()
-	key := attemptOf(r.Gang, r.Attempt)
+	key := attempt{r.Gang, r.Attempt}
 	if m.reports[key] == nil {
-		m.reports[key] = map[string]contract.Report{}
+		m.reports[key] = map[string]kept{}
 	}
-	m.reports[key][r.Alloc+"."+r.Task] = r
-	close(m.news)
-	m.news = make(chan struct{})
+	m.count++
+	m.reports[key][r.Alloc+"."+r.Task] = kept{r, m.count}
+	wake(m.news, key)
 }
 
 // Record is a member's: it gives the gang's record, nil while there is none,
 // and a channel that closes with the next change.
 func (m *Memory) Record(gang contract.GangID) (*contract.Record, <-chan struct{}) {
 	defer m.lock()()
-	return m.records[gang], m.changed
+	return m.records[gang], wait(m.changed, gang)
 }
 
 // Empty tells whether nothing is kept of any gang.
