@@ -31,6 +31,8 @@ type members struct {
 	channel *releasetest.Memory
 	// saved lets members leave that were asked to and save=slowly.
 	saved chan struct{}
+	// ended counts the members that ended.
+	ended int
 	// running are all members that were launched, by job and allocation.
 	running map[string]*virtualMember
 }
@@ -49,6 +51,13 @@ func (m *members) plainStarts(job string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.plain[job]
+}
+
+// ends counts the members that ended.
+func (m *members) ends() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ended
 }
 
 // script is what tasks under Muster's driver do on virtual nodes.
@@ -271,6 +280,9 @@ func (v *virtualMember) end(t *nomadsim.Task, gang contract.GangID, outcome cont
 		return
 	}
 	v.ended, v.state = true, contract.StateEnded
+	v.members.mu.Lock()
+	v.members.ended++
+	v.members.mu.Unlock()
 	v.report(t, gang, contract.StateEnded, func(r *contract.Report) {
 		r.Exit = &contract.Exit{Outcome: outcome, Code: code, Rank: 0, Asked: v.asked, Text: fmt.Sprintf("%s with code %d", outcome, code), At: time.Now()}
 	})

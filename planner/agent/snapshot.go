@@ -86,10 +86,21 @@ func (a *Agent) admits(e *entry, now time.Time) bool {
 // and that it has not placed yet.
 func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
 	placed := map[int]bool{}
-	if e.starting == nil {
+	switch {
+	case e.starting == nil:
 		for _, m := range e.gang.Members(v.Allocs) {
 			if placed[m.Index] = m.Alloc != nil; m.Alloc != nil && e.gang.Service() {
 				return nil // the others may go anywhere
+			}
+		}
+	case !e.gang.Service():
+		// Nomad has placed some before it answered.
+		for _, a := range v.Allocs {
+			for i, p := range g.Placement {
+				if !placed[i] && !a.Terminal() && p.Group == a.Group && string(p.Node) == a.NodeID {
+					placed[i] = true
+					break
+				}
 			}
 		}
 	}

@@ -210,6 +210,8 @@ type Gang struct {
 	// Backfilled as its last Start said: it runs on cards that are promised to
 	// another gang, and leaves when they are due.
 	Backfilled bool
+	// Waits for those in whose places it is to go, as its last Start said.
+	Waits bool
 	// Damaged: a member is lost or failed; ahead of newcomers once it waits.
 	// Lost are the members that are gone.
 	Damaged bool

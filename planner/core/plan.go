@@ -25,6 +25,10 @@ type Start struct {
 	Members []Placement // ordered by member
 	Model   Model
 	After   []GangID
+	// Waits: it may hold its places only once all of After have left, since its
+	// queue's max, or that of one above it, has no room for both. Otherwise it
+	// holds what is free of them at once.
+	Waits bool
 	// Borrowed cards among the gang's.
 	Borrowed int
 	// Backfill: gangs ahead of it wait for promised places. OnPromise: it runs

@@ -14,6 +14,9 @@ import (
 //  1. The other's reservation is saved with everybody who holds its places
 //     (Saved.Leavers), and its pinned job registered at the highest priority:
 //     whatever comes free there is its own.
+//     Where its queue's max has no room for both (Saved.Later), its job is
+//     registered only when they have left; until then its places are kept in the
+//     planner's plans.
 //  2. Once that registration is seen, the leavers are asked (Asks, Evict): the
 //     ask is saved with them, then published. A planner that starts again asks
 //     those who were not asked yet.
@@ -73,10 +76,10 @@ func (s *Saved) asking() bool { return s.Ask != nil && s.Ask.Kind != contract.As
 // Asking tells whether the gang runs and was asked to leave.
 func (g *Gang) Asking() bool { return g.Saved.Phase == Released && g.Saved.asking() }
 
-// Asks are the leavers that a reservation's registration is in place for, so
-// that they may be asked.
+// Asks are the leavers that may be asked: once the registration of the
+// reservation is in place, or where it has to wait for them, once it is saved.
 func (g *Gang) Asks() []Leaver {
-	if g.Saved.Phase != Reserving || len(g.Saved.Leavers) == 0 || g.pinned == nil {
+	if g.Saved.Phase != Reserving || len(g.Saved.Leavers) == 0 || g.pinned == nil && !g.Saved.Later {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(g.Saved.Leavers), func(l Leaver) bool { return l.Evict == nil && len(l.Allocs) == 0 })

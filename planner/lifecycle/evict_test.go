@@ -261,6 +261,74 @@ func TestReservationBehindOthers(t *testing.T) {
 	})
 }
 
+// Where its queue may not hold both, a reservation is registered only when its
+// leavers have left, by a planner that starts again as well.
+func TestReservationAfterOthers(t *testing.T) {
+	t.Parallel()
+	victim := Leaver{Gang: "default/v", Attempt: 3, Evict: &core.Eviction{Gang: "default/v", Attempt: 3}}
+	begin := func(t *testing.T) *world {
+		w := newWorld(t)
+		w.submit(nil)
+		w.settle()
+		effects := w.gang.Step(Start{Seen: w.seen(false), Leavers: []Leaver{victim}, Plan: core.Start{Gang: "default/g", Waits: true,
+			Members: []core.Placement{{Group: "rank", Member: 0, Node: "n0"}, {Group: "rank", Member: 1, Node: "n1"}}}})
+		w.carry(effects)
+		must.Eq(t, Reserving, w.gang.Saved.Phase)
+		return w
+	}
+	held := func(t *testing.T, w *world) {
+		t.Helper()
+		must.True(t, w.job.IsHeld())
+		must.Len(t, 0, w.allocs)
+		g, _ := w.gang.Core(w.now)
+		must.True(t, g.Waits)
+		must.Len(t, 2, g.Placement)
+	}
+	t.Run("registers once they have left", func(t *testing.T) {
+		t.Parallel()
+		w := begin(t)
+		for range 2 {
+			w.look(Leaving{Gang: "default/v"})
+			must.Len(t, 1, w.gang.Asks(), must.Sprint("its leavers are asked meanwhile"))
+			w.now = w.now.Add(time.Minute)
+			w.look(Leaving{Gang: "default/v", Asked: true, Until: w.now.Add(time.Minute)})
+			held(t, w)
+			w.gang = Restore(w.gang.ID, w.set, *w.saved, w.stored)
+		}
+		w.look()
+		must.False(t, w.job.IsHeld())
+		must.Eq(t, 1, w.job.Mark())
+		must.Eq(t, w.now, w.gang.Saved.Room)
+		w.report(contract.StateReady, 0, 1)
+		w.look()
+		must.Eq(t, Released, w.gang.Saved.Phase)
+		must.Eq(t, 1, w.gang.Saved.Attempt)
+	})
+	for name, spoil := range map[string]func(*world) Leaving{
+		"default/v has not left": func(w *world) Leaving {
+			until := w.now.Add(time.Minute)
+			w.now = until.Add(w.set.ReserveTimeout)
+			return Leaving{Gang: "default/v", Asked: true, Until: until}
+		},
+		"node n1 was lost": func(w *world) Leaving {
+			w.nodes["n1"] = &picture.Node{Node: core.Node{ID: "n1", Name: "n1"}, Status: "down"}
+			return Leaving{Gang: "default/v", Asked: true, Until: w.now.Add(time.Minute)}
+		},
+	} {
+		t.Run("gives up where "+name, func(t *testing.T) {
+			t.Parallel()
+			w := begin(t)
+			w.look(Leaving{Gang: "default/v"})
+			w.look(spoil(w))
+			must.Eq(t, Waiting, w.gang.Saved.Phase)
+			must.Eq(t, 0, w.gang.Saved.Attempt, must.Sprint("nothing carries the number"))
+			must.StrContains(t, w.gang.Saved.NotBeforeWhy, name)
+			must.True(t, w.job.IsHeld())
+			must.False(t, w.gang.Needs("default/v", 3))
+		})
+	}
+}
+
 // A time limit that ended a gang is its outcome, whatever its members made of
 // it.
 func TestTimeLimitIsTheOutcome(t *testing.T) {

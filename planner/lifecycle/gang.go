@@ -105,6 +105,8 @@ type Saved struct {
 	// had left.
 	Leavers []Leaver  `json:"leavers,omitempty"`
 	Room    time.Time `json:"room,omitzero"`
+	// Later: its job is registered only then, since its queue may not hold both.
+	Later bool `json:"later,omitempty"`
 	// Backfilled: it runs on places that are promised to another gang.
 	Backfilled bool `json:"backfilled,omitempty"`
 	// Record is the frozen list.

@@ -32,6 +32,7 @@ func (g *Gang) start(e Start) []Effect {
 	next.Foreign = next.Twin // the handle is stopped at the end
 	next.NotBefore, next.NotBeforeWhy = time.Time{}, ""
 	next.Leavers, next.Room, next.Backfilled = e.Leavers, time.Time{}, e.Plan.OnPromise
+	next.Later = e.Plan.Waits && len(e.Leavers) > 0
 	next.Avoid = slices.DeleteFunc(slices.Clone(next.Avoid), func(a Avoid) bool { return !a.Until.After(v.Now) })
 	next.Places, next.Pin = g.pin(e.Plan, next.Attempt, v)
 	pinned, err := g.pinnedText(next)
@@ -49,11 +50,11 @@ func (g *Gang) start(e Start) []Effect {
 	for _, p := range next.Places {
 		place[p.Group]++
 	}
-	return []Effect{
-		Check{Job: pinned, Place: place, Index: next.Base, Blocked: len(next.Leavers) > 0},
-		Save{next},
-		Register{Job: pinned, Index: next.Base, Version: next.Version},
+	effects := []Effect{Check{Job: pinned, Place: place, Index: next.Base, Blocked: len(next.Leavers) > 0}, Save{next}}
+	if next.Later {
+		return effects
 	}
+	return append(effects, Register{Job: pinned, Index: next.Base, Version: next.Version})
 }
 
 // mayStartWith tells whether so many members are the gang, or enough of it.
@@ -218,25 +219,51 @@ func (g *Gang) pinnedText(s Saved) (json.RawMessage, error) {
 	return g.User.Pinned(*s.Pin)
 }
 
-// registerAgain: the job is as it was before the registration. Either Nomad
-// refused that, or nobody knows what came of it.
+// registerAgain: the job is as it was before the registration. That is yet to
+// come, or Nomad refused it, or nobody knows what came of it.
 func (g *Gang) registerAgain(v Seen) []Effect {
 	s := g.Saved
 	if g.refused != "" {
-		// Nothing carries the number yet: it is used again.
 		why := g.refused
 		g.refused = ""
-		s.Phase, s.Pin, s.Places, s.Base = Waiting, nil, nil, 0
-		s.Attempt--
-		s.NotBefore, s.NotBeforeWhy = v.Now.Add(pauseFirst), why
-		s.Stages = g.backInQueue(v.Now, "reservation-failed: "+why)
-		return []Effect{Save{s}}
+		return g.unreserve(v, why)
 	}
-	pinned, err := g.pinnedText(s)
-	if err != nil {
-		return g.stop(v, s, Stop{Reason: ReasonReservation, Text: err.Error(), Site: true, Member: -1})
+	register := func() []Effect {
+		pinned, err := g.pinnedText(s)
+		if err != nil {
+			return g.stop(v, s, Stop{Reason: ReasonReservation, Text: err.Error(), Site: true, Member: -1})
+		}
+		return []Effect{Register{Job: pinned, Index: s.Base, Version: s.Version}}
 	}
-	return []Effect{Register{Job: pinned, Index: s.Base, Version: s.Version}}
+	if !s.Later || !s.Room.IsZero() {
+		return register()
+	}
+	for i := range s.Places {
+		if why := unfit(v, s.Places[i].Node); why != "" {
+			return g.unreserve(v, fmt.Sprintf("%s, where member %d was to go", why, i))
+		}
+	}
+	until := g.reservedUntil(v)
+	switch {
+	case len(v.Leaving) == 0:
+		s.Room = v.Now
+		return append([]Effect{Save{s}}, register()...)
+	case !v.Now.Before(until):
+		return g.unreserve(v, fmt.Sprintf("%s has not left its places %s after its grace", v.Leaving[0].Gang, g.set.ReserveTimeout))
+	}
+	g.wake(until)
+	return nil
+}
+
+// unreserve gives up an attempt whose registration never came to be: nothing
+// carries its number, which is used again.
+func (g *Gang) unreserve(v Seen, why string) []Effect {
+	s := g.Saved
+	s.Phase, s.Pin, s.Places, s.Base, s.Leavers, s.Later = Waiting, nil, nil, 0, nil, false
+	s.Attempt--
+	s.NotBefore, s.NotBeforeWhy = v.Now.Add(pauseFirst), why
+	s.Stages = g.backInQueue(v.Now, "reservation-failed: "+why)
+	return []Effect{Save{s}}
 }
 
 // placing watches the attempt's allocations come, and releases the gang once

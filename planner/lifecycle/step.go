@@ -372,7 +372,7 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 			Min: g.Meta.Min, Level: g.Meta.TopologyLevel, Required: g.Meta.TopologyRequired, PreferWait: g.Meta.PreferWait, TimeLimit: g.Meta.TimeLimit,
 			Deadline: g.Meta.Deadline, Preemptible: g.Meta.Preemptible, Grace: g.Meta.Grace, Split: g.Meta.Split, Spread: g.Meta.Spread,
 		},
-		Damaged: s.Damaged, Ran: s.Ran, SaveTime: s.SaveTime, RestartTime: s.RestartTime, Backfilled: s.Backfilled,
+		Damaged: s.Damaged, Ran: s.Ran, SaveTime: s.SaveTime, RestartTime: s.RestartTime, Backfilled: s.Backfilled, Waits: s.Later && s.Room.IsZero(),
 	}
 	for _, ev := range s.Evicted {
 		if now.Sub(ev.At) < 24*time.Hour {

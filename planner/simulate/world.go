@@ -226,7 +226,7 @@ func (w *World) Apply(p *core.Plan) (Applied, error) {
 		}
 		g.Attempt++
 		g.waited = w.Now.Sub(g.Queued)
-		g.State, g.Started, g.Queued, g.Placement, g.After, g.Backfilled = core.GangPlacing, w.Now, time.Time{}, s.Members, s.After, s.OnPromise
+		g.State, g.Started, g.Queued, g.Placement, g.After, g.Backfilled, g.Waits = core.GangPlacing, w.Now, time.Time{}, s.Members, s.After, s.OnPromise, s.Waits
 		g.Damaged, g.Lost = false, nil
 		g.Claims = w.claims(g, s.Members, len(s.After) > 0)
 		if len(s.After) == 0 {
@@ -278,7 +278,7 @@ func (w *World) claims(g *Gang, members []core.Placement, asked bool) []core.Cla
 
 // Release lets a placed gang run.
 func (w *World) Release(g *Gang) {
-	g.State, g.Released, g.Checkpoint = core.GangRunning, w.Now, time.Time{}
+	g.State, g.Released, g.Checkpoint, g.Waits = core.GangRunning, w.Now, time.Time{}, false
 	for i := range g.Claims {
 		g.Claims[i].Asked = false
 	}
@@ -297,7 +297,7 @@ func (w *World) Left(g *Gang) []*Gang {
 	if ran >= w.minRuntime(g.Queue) { // it has had its turn: waiting starts again from zero
 		g.waited = 0
 	}
-	g.Claims, g.Placement, g.Backfilled = nil, nil, false
+	g.Claims, g.Placement, g.Backfilled, g.Waits = nil, nil, false, false
 	g.State, g.Queued, g.Released, g.Checkpoint = core.GangWaiting, w.Now.Add(-g.waited), time.Time{}, time.Time{}
 	if g.back != "" {
 		g.Queue = g.back

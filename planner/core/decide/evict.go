@@ -100,6 +100,9 @@ func (c *cycle) alive(g *gang) int {
 // waitsForVictims tells whether a placed gang's cards are held by others that
 // are leaving.
 func (c *cycle) waitsForVictims(g *gang) bool {
+	if g.Waits {
+		return true
+	}
 	holds := c.live.Holds()
 	for _, h := range g.holds {
 		if k := &holds[h].Claim; k.Asked && len(holds[h].Use.Cards)+len(holds[h].Use.Parts) < len(k.Cards) {

@@ -60,6 +60,7 @@ func (c *cycle) carryOut(g *gang, o *placement.Option, p *preempt.Problem, s *pr
 	for _, v := range after {
 		start.After = append(start.After, c.gangs[v].ID)
 	}
+	start.Waits = !c.tree.Allowed(g.queue, need)
 	before := c.tree.Borrowed(g.queue)
 	for _, n := range need {
 		c.tree.Add(g.queue, n.Model, n.Cards)
