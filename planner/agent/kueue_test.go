@@ -23,10 +23,10 @@ import (
 )
 
 // kueueCluster is what a load runs on: enough cards that only quotas bind, as
-// in Kueue's own tests, and racks of 64 nodes.
-type kueueCluster struct{ nodes, cards int }
+// in Kueue's own tests.
+type kueueCluster struct{ nodes, cards, rack int }
 
-var kueueClusters = map[string]kueueCluster{"baseline": {60, 20}, "topology": {640, 16}, "large": {1250, 20}}
+var kueueClusters = map[string]kueueCluster{"baseline": {60, 20, 60}, "topology": {640, 16, 64}, "large": {1250, 20, 1250}}
 
 // kueueRun is one load's way through the API.
 type kueueRun struct {
@@ -64,14 +64,13 @@ func (d *watchedDecider) Decide(s *core.Snapshot) *core.Plan {
 
 // runKueue submits a load to a planner on a simulated cluster in real time, and
 // looks at what the servers placed.
-func runKueue(t testing.TB, load kueue.Load, of int, patience time.Duration) kueueRun {
+func runKueue(t testing.TB, load kueue.Load, shape kueueCluster, of int, patience time.Duration) kueueRun {
 	t.Helper()
 	all := load.Workloads(of)
-	shape := kueueClusters[load.Name]
 	n := newBench(t, shape.nodes, shape.cards, func(o *nomadsim.Options) {
 		o.SharedClasses, o.EventBuffer = true, 4096
 		for i := range o.Nodes {
-			o.Nodes[i].Meta = map[string]string{"block": "b1", "rack": fmt.Sprintf("r%d", i/64+1)}
+			o.Nodes[i].Meta = map[string]string{"block": "b1", "rack": fmt.Sprintf("r%d", i/shape.rack)}
 		}
 	}).direct().within(patience)
 	cfg := load.Config()
@@ -117,7 +116,7 @@ func runKueue(t testing.TB, load kueue.Load, of int, patience time.Duration) kue
 	n.stop()
 	run.cycles = decider.cycles
 	slices.Sort(run.cycles)
-	run.Figures = load.Audit(all, began, submitted, n.placements())
+	run.Figures = load.Audit(all, began, submitted, n.placements(shape.rack))
 	run.Breaches = append(run.Breaches, decider.faults...)
 	return run
 }
@@ -172,8 +171,9 @@ func kueueJob(w *kueue.Workload) job {
 	return j
 }
 
-// placements are all allocations as the servers have them.
-func (b *bench) placements() []kueue.Placed {
+// placements are all allocations as the servers have them, with so many nodes a
+// rack.
+func (b *bench) placements(rack int) []kueue.Placed {
 	b.t.Helper()
 	var nodes []struct{ ID, Name string }
 	b.get("/v1/nodes", &nodes)
@@ -181,7 +181,7 @@ func (b *bench) placements() []kueue.Placed {
 	for _, n := range nodes {
 		i, err := strconv.Atoi(n.Name[1:]) // n1, n2, ...
 		must.NoError(b.t, err)
-		racks[n.ID] = fmt.Sprintf("r%d", (i-1)/64+1)
+		racks[n.ID] = fmt.Sprintf("r%d", (i-1)/rack)
 	}
 	var allocs []struct {
 		JobID, NodeID      string
@@ -214,9 +214,11 @@ func (b *bench) placements() []kueue.Placed {
 func TestKueue(t *testing.T) {
 	t.Parallel()
 	for _, load := range kueue.Loads()[:2] {
+		shape := kueueCluster{64, 20, 8}
 		t.Run(load.Name, func(t *testing.T) {
 			t.Parallel()
-			run := runKueue(t, load.Stretched(0.2), 50, time.Minute)
+			load.Cohorts = 2
+			run := runKueue(t, load.Stretched(0.2), shape, 50, time.Minute)
 			for _, text := range run.again {
 				must.StrContains(t, text, " ended: preempted: ")
 			}
@@ -252,7 +254,7 @@ func BenchmarkKueue(b *testing.B) {
 			bound := load.Bound(all)
 			b.Logf("%s: %d workloads, the fluid bound is %.2f s; %d cores, %s", load.Name, len(all), bound.Seconds(), runtime.GOMAXPROCS(0), runtime.Version())
 			for range b.N {
-				run := runKueue(b, load, of, time.Hour)
+				run := runKueue(b, load, kueueClusters[load.Name], of, time.Hour)
 				for _, text := range run.Breaches[:min(len(run.Breaches), 20)] {
 					b.Error(text)
 				}

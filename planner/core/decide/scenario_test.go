@@ -567,6 +567,9 @@ func (s *script) render(p *core.Plan) string {
 				ids[i] = string(st.After[i])
 			}
 			fmt.Fprintf(&b, ", after %s", strings.Join(ids, " "))
+			if st.Waits {
+				b.WriteString(" left")
+			}
 		}
 		b.WriteString("\n")
 	}
