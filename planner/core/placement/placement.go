@@ -8,9 +8,11 @@
 //     node; "nvlink": each member's cards within one NVLink domain). A node
 //     whose domain is not known is in nobody's, and only a gang that it holds
 //     alone is within one there;
-//  2. the fewest domains at each level, from the outside in, nodes last;
-//     where a gang has to be dealt over several domains of a level, or has
-//     several groups, the fewest further in for each part;
+//  2. the fewest domains of the outermost level, within these the fewest of
+//     the next, and so on: what crosses an outer switch shares the scarcest
+//     links. Nodes come last; where a gang has to be dealt over several
+//     innermost domains they are the fewest in each, where it has several
+//     groups, what is further in is the fewest for each. See domains.go;
 //  3. of several domains that do equally well, the one that is left with the
 //     least room for more such members;
 //  4. of several nodes, the lowest score; see score.go: not suspect, NVLink,

@@ -17,20 +17,13 @@ type search struct {
 	used   map[int32]bool             // nodes taken, where no two members share one
 	counts []int32                    // scratch
 	steps  int                        // left for placing groups together
+	sets   int                        // of domains tried
 	limits map[core.Constraint]*limit // of the whole job
 	slow   bool                       // some nodes are out: rooms are counted node by node
 }
 
 // scope is a run of blocks.
 type scope struct{ first, last int32 }
-
-// part is a domain with the room it has, and the members that it is to take.
-type part struct {
-	scope
-	room, n int
-	inner   span // of its whole room, where that is asked
-	unknown bool
-}
 
 // pick is a node with the members that it is to take.
 type pick struct {
@@ -190,10 +183,10 @@ func (s *search) inDomains(level int) []Member {
 			continue
 		}
 		if len(s.o.views) == 1 {
-			k.inner = s.domains(s.o.views[0], level+1, k.scope, s.want(0))
+			k.inner = s.span(s.o.views[0], level+1, []scope{k.scope}, s.want(0))
 		}
 		if s.opt.Bias != nil {
-			k.bias = s.bias(k.scope)
+			k.bias = s.bias([]scope{k.scope})
 		}
 		all = append(all, k)
 	}
@@ -207,147 +200,6 @@ func (s *search) inDomains(level int) []Member {
 		if m := s.together(k.scope); m != nil {
 			return m
 		}
-	}
-	return nil
-}
-
-// bias of a scope is the sum over the nodes of least bias that the gang's
-// first group would take.
-func (s *search) bias(k scope) int {
-	v, n := s.o.views[0], s.want(0)
-	var of []int32
-	for b := k.first; b < k.last; b++ {
-		block := &s.p.c.Blocks[b]
-		for m := block.First; m < block.First+block.Count; m++ {
-			if s.fit(v, m) > 0 {
-				of = append(of, m)
-			}
-		}
-	}
-	slices.SortFunc(of, func(a, b int32) int { return cmp.Compare(s.opt.Bias[a], s.opt.Bias[b]) })
-	sum := 0
-	for _, m := range of {
-		if n <= 0 {
-			break
-		}
-		sum += int(s.opt.Bias[m])
-		n -= s.fit(v, m)
-	}
-	return sum
-}
-
-// span counts the domains that members use at each level from some level
-// inwards, the nodes last. Levels beyond the seventh count as nodes.
-type span [8]int32
-
-// domains is the span of n members within a scope, from a level inwards.
-func (s *search) domains(v *view, level int, k scope, n int) span {
-	var out span
-	if level >= min(len(s.p.c.Levels), len(out)-1) {
-		out[0] = s.leastNodes(v, k, n)
-		return out
-	}
-	for _, part := range s.split(v, level, s.parts(v, level, k), n) {
-		out[0]++
-		inner := s.domains(v, level+1, part.scope, part.n)
-		for i := range inner[:len(inner)-1] {
-			out[i+1] += inner[i]
-		}
-	}
-	return out
-}
-
-// leastNodes is the least number of nodes of a scope that take n members.
-func (s *search) leastNodes(v *view, k scope, n int) int32 {
-	largest := 0
-	for b := k.first; b < k.last; b++ {
-		largest = max(largest, int(v.most[b]))
-	}
-	switch {
-	case largest <= 1:
-		return int32(n)
-	case largest >= n && !s.slow:
-		return 1
-	}
-	largest = min(largest, n)
-	s.counts = append(s.counts[:0], make([]int32, largest+1)...)
-	for b := k.first; b < k.last; b++ {
-		if v.total[b] == 0 {
-			continue
-		}
-		block := &s.p.c.Blocks[b]
-		for m := block.First; m < block.First+block.Count; m++ {
-			s.counts[min(s.fit(v, m), largest)]++
-		}
-	}
-	nodes := int32(0)
-	for fit := largest; fit > 0 && n > 0; fit-- {
-		take := min(s.counts[fit], int32((n+fit-1)/fit))
-		nodes += take
-		n -= int(take) * fit
-	}
-	return nodes
-}
-
-// parts are the domains of a level within a scope that take any member. Nodes
-// whose domain is not known are a part each.
-func (s *search) parts(v *view, level int, k scope) []part {
-	if k.first >= k.last {
-		return nil
-	}
-	var out []part
-	ds := s.p.c.Levels[level].Domains
-	for d := s.p.c.Blocks[k.first].Domain[level]; int(d) < len(ds) && ds[d].First < k.last; d++ {
-		in := scope{max(ds[d].First, k.first), min(ds[d].Last, k.last)}
-		if room := s.room(v, in); room > 0 {
-			out = append(out, part{scope: in, room: room, unknown: ds[d].Unknown})
-		}
-	}
-	return out
-}
-
-// split deals n members over the fewest domains of a level: the largest are
-// filled until the rest fits into one, and that one is the smallest that takes
-// it. Of equally large ones those come first that have their room within fewer
-// domains further in. Domains that are not known come last.
-func (s *search) split(v *view, level int, parts []part, n int) []part {
-	slices.SortStableFunc(parts, func(a, b part) int {
-		if a.unknown != b.unknown {
-			if a.unknown {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Compare(b.room, a.room)
-	})
-	if len(parts) > 0 && parts[0].room < n {
-		for i := range parts {
-			if i > 0 && parts[i-1].room == parts[i].room || i+1 < len(parts) && parts[i+1].room == parts[i].room {
-				parts[i].inner = s.domains(v, level+1, parts[i].scope, parts[i].room)
-			}
-		}
-		slices.SortStableFunc(parts, func(a, b part) int {
-			if a.unknown || b.unknown {
-				return 0
-			}
-			return cmp.Or(cmp.Compare(b.room, a.room), slices.Compare(a.inner[:], b.inner[:]))
-		})
-	}
-	var out []part
-	for i := range parts {
-		if parts[i].room >= n {
-			at := i
-			for j := i; j < len(parts) && parts[j].room >= n && parts[j].unknown == parts[i].unknown; j++ {
-				if parts[j].room < parts[at].room {
-					at = j
-				}
-			}
-			parts[at].n = n
-			return append(out, parts[at])
-		}
-		parts[i].n = parts[i].room
-		n -= parts[i].room
-		out = append(out, parts[i])
 	}
 	return nil
 }
@@ -382,7 +234,7 @@ func (s *search) fill(k scope) []Member {
 		case s.r.spread:
 			picks = s.spread(v, k, n)
 		default:
-			picks = s.deal(v, 0, k, n)
+			picks = s.deal(v, k, n)
 		}
 		if picks == nil {
 			return fail()
@@ -406,49 +258,6 @@ func (s *search) fill(k scope) []Member {
 		}
 	}
 	return members
-}
-
-// deal chooses nodes for n members of a view within a scope.
-func (s *search) deal(v *view, level int, k scope, n int) []pick {
-	levels := len(s.p.c.Levels)
-	switch {
-	case v.property():
-		return s.nodes(v, k, n)
-	case s.room(v, k) < n:
-		return nil
-	}
-	if one := s.one(v, k, n); one >= 0 {
-		return []pick{{one, n}}
-	}
-	if level >= levels {
-		return s.nodes(v, k, n)
-	}
-	parts := s.parts(v, level, k)
-	best, inner, bias := -1, span{}, 0
-	for i := range parts {
-		if parts[i].room < n || parts[i].unknown {
-			continue
-		}
-		in, b := s.domains(v, level+1, parts[i].scope, n), 0
-		if s.opt.Bias != nil {
-			b = s.bias(parts[i].scope)
-		}
-		if best < 0 || cmp.Or(slices.Compare(in[:], inner[:]), cmp.Compare(b, bias), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
-			best, inner, bias = i, in, b
-		}
-	}
-	if best >= 0 {
-		return s.deal(v, level+1, parts[best].scope, n)
-	}
-	var out []pick
-	for _, part := range s.split(v, level, parts, n) {
-		picks := s.deal(v, level+1, part.scope, part.n)
-		if picks == nil {
-			return nil
-		}
-		out = append(out, picks...)
-	}
-	return out
 }
 
 // oneNode places all groups on a single node.

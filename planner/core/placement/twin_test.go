@@ -291,13 +291,13 @@ func agree(t *rapid.T, s *small) {
 		}
 	}
 	got := [3]int{res.Domains[0], res.Domains[1], res.Nodes}
-	// Where a gang is dealt over several domains of a level, or group by group,
-	// what is further in is the fewest for each part.
-	for level := range best[:2] {
-		if best[level] > 1 || len(s.gang.Groups) > 1 && level == 1 {
-			copy(got[level+1:], best[level+1:])
-			break
-		}
+	// Where a gang is dealt over several leaves its nodes are the fewest of each;
+	// where it is dealt group by group, what is further in is the fewest for each.
+	if best[1] > 1 || len(s.gang.Groups) > 1 {
+		got[2] = best[2]
+	}
+	if best[0] > 1 && len(s.gang.Groups) > 1 {
+		got[1] = best[1]
 	}
 	if slices.Compare(got[:], best[:]) != 0 {
 		t.Fatalf("the real placement spans %v spines, leaves and nodes; %v is possible", got, best)
