@@ -118,9 +118,10 @@ func TestMain(m *testing.M) {
 func realConsul(t *testing.T) (*Consul, *consul.Client) {
 	t.Helper()
 	agent.once.Do(func() { agent.err = startConsul() })
-	if agent.err != nil {
+	if errors.Is(agent.err, errNoConsul) {
 		t.Skip(agent.err)
 	}
+	must.NoError(t, agent.err) // one that is named, or found, has to start
 	c, err := NewConsul(ConsulOptions{Address: agent.address})
 	must.NoError(t, err)
 	raw, err := consul.NewClient(&consul.Config{Address: agent.address})
@@ -128,13 +129,15 @@ func realConsul(t *testing.T) (*Consul, *consul.Client) {
 	return c, raw
 }
 
+var errNoConsul = errors.New("no Consul: looked at $CONSUL_BIN, .bin/consul and the PATH; `make deps` builds one")
+
 func startConsul() error {
 	binary := os.Getenv("CONSUL_BIN")
 	if binary == "" {
 		binary = filepath.Join("..", "..", ".bin", "consul")
 		if _, err := os.Stat(binary); err != nil {
 			if binary, err = exec.LookPath("consul"); err != nil {
-				return errors.New("no Consul: looked at $CONSUL_BIN, .bin/consul and the PATH; `make deps` builds one")
+				return errNoConsul
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package rendezvoustest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -23,21 +24,24 @@ import (
 	"github.com/nomad-muster/muster/internal/contract"
 )
 
-// Binary finds a Consul agent: $CONSUL_BIN, the repository's .bin, the PATH.
+// errNone: there is no Consul here, and nobody named one.
+var errNone = errors.New("no Consul")
+
+// Binary finds a Consul agent: $CONSUL_BIN, the repository's .bin, the PATH. What
+// CONSUL_BIN names has to be one: a test that needs it fails where it does not
+// start, and is skipped only where none is named or found.
 func Binary() (string, error) {
+	if path := os.Getenv("CONSUL_BIN"); path != "" {
+		return path, nil
+	}
 	_, file, _, _ := runtime.Caller(0)
 	local := filepath.Join(filepath.Dir(file), "../../../.bin/consul")
-	for _, path := range []string{os.Getenv("CONSUL_BIN"), local} {
-		if path == "" {
-			continue
-		}
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
+	if _, err := os.Stat(local); err == nil {
+		return local, nil
 	}
 	path, err := exec.LookPath("consul")
 	if err != nil {
-		return "", fmt.Errorf("no Consul: looked at $CONSUL_BIN, %s and the PATH; `make deps` builds one", local)
+		return "", fmt.Errorf("%w: looked at $CONSUL_BIN, %s and the PATH; `make deps` builds one", errNone, local)
 	}
 	return path, nil
 }
@@ -61,9 +65,10 @@ var (
 func Shared(t testing.TB) *Agent {
 	t.Helper()
 	sharedOnce.Do(func() { shared, sharedErr = start("127.0.0.1") })
-	if sharedErr != nil {
+	if errors.Is(sharedErr, errNone) {
 		t.Skip(sharedErr)
 	}
+	must.NoError(t, sharedErr)
 	return shared
 }
 
@@ -84,10 +89,10 @@ func Start(t testing.TB) *Agent { return StartOn(t, "127.0.0.1") }
 // StartOn gives an agent that serves at an address of this host.
 func StartOn(t testing.TB, address string) *Agent {
 	t.Helper()
-	if _, err := Binary(); err != nil {
+	a, err := start(address)
+	if errors.Is(err, errNone) {
 		t.Skip(err)
 	}
-	a, err := start(address)
 	must.NoError(t, err)
 	t.Cleanup(a.kill)
 	return a
@@ -119,6 +124,7 @@ func (a *Agent) Up() error {
 	var log strings.Builder
 	a.cmd.Stdout, a.cmd.Stderr = &log, &log
 	if err := a.cmd.Start(); err != nil {
+		a.cmd = nil
 		return fmt.Errorf("start Consul: %w", err)
 	}
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
@@ -128,7 +134,7 @@ func (a *Agent) Up() error {
 		}
 	}
 	a.kill()
-	return fmt.Errorf("start Consul: not ready within 30 s:\n%s", log.String())
+	return fmt.Errorf("start Consul: %s was not ready within 30 s:\n%s", a.args[0], log.String())
 }
 
 // Down kills the agent.
