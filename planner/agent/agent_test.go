@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -36,6 +37,8 @@ type bench struct {
 	decider  core.Decider
 	// registry gets the planner's metrics; nil: one of its own.
 	registry *prometheus.Registry
+	// slow is how often the planner looks without cause; 0: every half second.
+	slow time.Duration
 	// patience of until; 0: 30 s.
 	patience time.Duration
 }
@@ -87,7 +90,7 @@ func (b *bench) start() *bench {
 	}
 	log := slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: level}))
 	var err error
-	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Slow: 500 * time.Millisecond, DescribeAfter: b.describe, Decider: b.decider, Registry: b.registry}
+	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Slow: cmp.Or(b.slow, 500*time.Millisecond), DescribeAfter: b.describe, Decider: b.decider, Registry: b.registry}
 	if b.members.channel != nil {
 		opts.Channel = b.members.channel
 	}

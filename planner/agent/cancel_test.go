@@ -3,7 +3,6 @@ package agent_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
@@ -30,7 +29,7 @@ func TestStopAsksTheRanksFirst(t *testing.T) {
 				_, err := b.agent.Stop(context.Background(), httpapi.Caller{Name: "alice"}, "default", "g", how)
 				must.NoError(t, err)
 			}
-			stop(view.StopRequest{Grace: time.Minute, Reason: "enough"})
+			stop(view.StopRequest{GraceSeconds: 60, Reason: "enough"})
 			g := b.until("g", "asked", func(g view.Gang) bool { return g.Reason == core.ReasonEvicted })
 			must.StrContains(t, g.Sentence, "stopped by alice: enough")
 			must.Eq(t, 2, b.live("g"))
@@ -57,14 +56,14 @@ func TestStopNowAndPurge(t *testing.T) {
 		b.submit(job{id: id, count: 2, cards: 1, args: []string{"save=slowly"}})
 		b.stage(id, contract.StageTraining)
 	}
-	_, err := b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "now", view.StopRequest{Grace: time.Hour})
+	_, err := b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "now", view.StopRequest{GraceSeconds: 3600})
 	must.NoError(t, err)
 	b.until("now", "asked", func(g view.Gang) bool { return g.Reason == core.ReasonEvicted })
 	_, err = b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "now", view.StopRequest{Now: true})
 	must.NoError(t, err)
 	b.stage("now", contract.StageCancelled)
 
-	_, err = b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "purged", view.StopRequest{Purge: true, Grace: time.Hour})
+	_, err = b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "purged", view.StopRequest{Purge: true, GraceSeconds: 3600})
 	must.NoError(t, err)
 	b.until("purged", "asked", func(g view.Gang) bool { return g.Reason == core.ReasonEvicted })
 	must.False(t, b.jobInfo("purged").Stop)

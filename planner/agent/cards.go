@@ -247,11 +247,14 @@ func holdEvery(claims int) time.Duration {
 	return 2*time.Second + time.Duration(claims)*2*time.Millisecond
 }
 
+// holdAgain is when it may be made up again who holds which card.
+func (s *state) holdAgain() time.Time { return s.heldAt.Add(holdEvery(len(s.claims.values))) }
+
 // hold lets the nodes know who holds their cards, for the labels of their
 // metrics and for whoever looks at cards.
 func (a *Agent) hold(now time.Time) {
 	s := &a.state
-	if s.claims.changes == s.held || now.Sub(s.heldAt) < holdEvery(len(s.claims.values)) {
+	if s.claims.changes == s.held || now.Before(s.holdAgain()) || !s.whole {
 		return
 	}
 	s.held, s.heldAt = s.claims.changes, now
@@ -395,7 +398,7 @@ func (a *Agent) ClearNode(ctx context.Context, by httpapi.Caller, node string, h
 	}
 	a.mu.RUnlock()
 	if id == "" {
-		return view.NodeCleared{}, &view.Error{Code: view.CodeNotFound, Operation: "clear node", Object: node, Cause: "not found", Hint: "GET /v1/nodes lists what is there"}
+		return view.NodeCleared{}, &view.Error{Code: view.CodeNotFound, Operation: "clear node", Object: node, Cause: "not found", Hint: "muster nodes (GET /v1/nodes) lists what is there"}
 	}
 	cleared, err := a.cards.ClearNode(ctx, core.NodeID(id))
 	if cleared {
@@ -412,9 +415,9 @@ func cardError(operation, object string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, cards.ErrNoCard):
-		e.Code, e.Cause, e.Hint = view.CodeNotFound, "not found", "GET /v1/cards lists what is there"
+		e.Code, e.Cause, e.Hint = view.CodeNotFound, "not found", "muster cards -all (GET /v1/cards) lists what is there"
 	case errors.Is(err, cards.ErrSeveral):
-		e.Code, e.Cause, e.Hint = view.CodeConflict, err.Error(), "?node= says which"
+		e.Code, e.Cause, e.Hint = view.CodeConflict, err.Error(), "say <node>/<number> (in the API: ?node=)"
 	case errors.Is(err, cards.ErrStarting):
 		e.Code, e.Cause, e.Hint = view.CodeUnavailable, err.Error(), "try again in a moment"
 	case errors.Is(err, cards.ErrTooMany):

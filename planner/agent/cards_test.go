@@ -341,3 +341,35 @@ func TestStoppedGangsAreNoFailures(t *testing.T) {
 	}
 	must.Eq(t, contract.CardHealthy, b.agent.Cards("n1")[0].State)
 }
+
+// Who holds a card is known within seconds, also where nothing more happens
+// that would make the planner look again.
+func TestHoldersComeWithoutFurtherNews(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2, 2).direct()
+	b.slow = time.Hour
+	b.start()
+	for _, id := range []string{"first", "second"} {
+		b.submit(job{id: id, count: 1, cards: 2, args: []string{"save=slowly"}})
+		b.stage(id, contract.StageTraining)
+	}
+	held := map[string]int{}
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && held["default/second"] < 2; time.Sleep(50 * time.Millisecond) {
+		clear(held)
+		for _, k := range b.agent.Cards("") {
+			held[k.Holder]++
+		}
+	}
+	must.Eq(t, map[string]int{"default/first": 2, "default/second": 2}, held)
+}
+
+// What the core said of a gang last does not stand beside its end.
+func TestVerdictOfAGangThatIsOver(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, 1).direct().start()
+	b.submit(job{id: "g", count: 1, cards: 1, args: []string{"run=5ms"}})
+	g := b.stage("g", contract.StageComplete)
+	must.Eq(t, "its only member ended complete", g.Detail.Verdict.Sentence)
+	must.Eq(t, g.Sentence, g.Detail.Verdict.Sentence)
+	must.SliceEmpty(t, g.Detail.Verdict.Blockers)
+}

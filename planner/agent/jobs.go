@@ -251,7 +251,7 @@ func (a *Agent) ask(ctx context.Context, c *nomad.Client, by httpapi.Caller, key
 			return false, nil
 		}
 	}
-	w := wish{why: "stopped", purge: how.Purge, grace: how.Grace}
+	w := wish{why: "stopped", purge: how.Purge, grace: time.Duration(how.GraceSeconds * float64(time.Second))}
 	if by.Name != "" {
 		w.why += " by " + by.Name
 	}

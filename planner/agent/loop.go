@@ -71,6 +71,7 @@ func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
 			a.mu.Unlock()
 		}
 		a.mu.Lock()
+		a.hold(time.Now())
 		timer.Reset(a.next(time.Now()))
 		a.mu.Unlock()
 	}
@@ -284,6 +285,9 @@ func (a *Agent) next(now time.Time) time.Duration {
 	if s.decideSoon {
 		sooner(s.nextCycle)
 	}
+	if s.claims.changes != s.held {
+		sooner(s.holdAgain())
+	}
 	return wait
 }
 
@@ -348,7 +352,6 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 	}
 	a.tellNotCarried(plan)
 	a.describe(ctx, now, run)
-	a.hold(now)
 }
 
 // tellNotCarried marks what this service cannot carry out: nothing is kept for

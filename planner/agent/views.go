@@ -27,7 +27,7 @@ func (a *Agent) Gangs() []view.Gang {
 		if end := e.gang.Saved.End; end != nil && retention > 0 && now.Sub(end.At) > retention {
 			continue
 		}
-		out = append(out, a.state.gangView(e, now))
+		out = append(out, a.state.gangView(e))
 	}
 	return out
 }
@@ -41,12 +41,12 @@ func (a *Agent) Gang(namespace, job string) (view.Gang, bool) {
 		return view.Gang{}, false
 	}
 	now := time.Now()
-	g := a.state.gangView(e, now)
+	g := a.state.gangView(e)
 	g.Detail = a.state.detail(e, now)
 	return g, true
 }
 
-func (s *state) gangView(e *entry, now time.Time) view.Gang {
+func (s *state) gangView(e *entry) view.Gang {
 	g, saved := e.gang, &e.gang.Saved
 	out := view.Gang{ID: e.key.String(), Namespace: e.key.Namespace, Job: e.key.Job, Index: e.index, Queue: g.QueueName(), User: g.UserName(),
 		Attempt: saved.Attempt, Min: g.Meta.Min, Models: append([]string{}, g.Meta.Models...), Submitted: saved.Submitted.UTC(), Type: "batch"}
@@ -96,7 +96,6 @@ func (s *state) gangView(e *entry, now time.Time) view.Gang {
 		last := saved.Attempts[len(saved.Attempts)-1]
 		out.Exit = exitView(last.Exit, last.Member, last.Text)
 	}
-	_ = now
 	return out
 }
 
@@ -119,7 +118,7 @@ func (e *entry) stageNow() (contract.Stage, core.Reason, string) {
 			return stage, e.verdict.Reason, e.verdict.Sentence
 		}
 	case lifecycle.Stopping:
-		return stage, core.ReasonStopping, saved.Stop.Reason + ": " + saved.Stop.Text
+		return stage, core.ReasonStopping, saved.Stop.Sentence()
 	case lifecycle.Released:
 		if ask := saved.Ask; ask != nil && ask.Kind != contract.AskWithdrawn {
 			return stage, core.ReasonEvicted, fmt.Sprintf("asked at %s to save and leave (%s): %s; its grace ends at %s", clock(ask.At), ask.Kind, ask.Why, clock(ask.By))
@@ -132,6 +131,9 @@ func (e *entry) stageNow() (contract.Stage, core.Reason, string) {
 		}
 		if why := e.gang.Unreadable(); why != "" {
 			return stage, core.ReasonRunning, "its ranks run on, and the job is stopped when they have ended: " + why
+		}
+		if slices.Index(contract.Stages, stage) < slices.Index(contract.Stages, contract.StageStarted) {
+			return stage, core.ReasonRunning, "all its members are ready, and its ranks start"
 		}
 		return stage, core.ReasonRunning, "its ranks run"
 	case lifecycle.Reserving:
@@ -149,8 +151,13 @@ func (e *entry) stageNow() (contract.Stage, core.Reason, string) {
 func (s *state) verdictNow(e *entry) core.Verdict {
 	v := e.verdict
 	saved := &e.gang.Saved
-	if saved.Phase == lifecycle.Waiting || saved.Phase == lifecycle.Over {
+	switch saved.Phase {
+	case lifecycle.Waiting:
 		return v
+	case lifecycle.Over:
+		// What the core said of it last is of no interest any more.
+		_, _, sentence := e.stageNow()
+		return core.Verdict{Gang: v.Gang, Sentence: sentence}
 	}
 	if _, reason, sentence := e.stageNow(); reason != core.ReasonRunning {
 		v.Reason, v.Sentence = reason, sentence
@@ -235,7 +242,7 @@ func (s *state) list(key picture.Key) []*picture.Alloc {
 func (s *state) detail(e *entry, now time.Time) *view.Detail {
 	g, saved := e.gang, &e.gang.Saved
 	d := &view.Detail{Verdict: view.FromVerdict(s.verdictNow(e)), Stages: stagesView(saved.Stages, now), Groups: []view.Group{}, Members: []view.Member{},
-		Attempts: []view.Attempt{}, Events: append([]view.Event{}, e.events...), JobVersion: saved.Version, JobModifyIndex: saved.Index,
+		Attempts: []view.Attempt{}, Events: append([]view.Event{}, e.events...), Asked: askedView(g), JobVersion: saved.Version, JobModifyIndex: saved.Index,
 		Want: view.Want{TimeLimitSeconds: g.Meta.TimeLimit.Seconds(), Deadline: g.Meta.Deadline, Preemptible: g.Meta.Preemptible, GraceSeconds: g.Meta.Grace.Seconds(),
 			Retries: g.Meta.Retries, Split: g.Meta.Split, Spread: g.Meta.Spread, MinBandwidthGbit: g.Meta.MinBandwidth, PreferWaitSeconds: g.Meta.PreferWait.Seconds()}}
 	if g.Meta.TopologyLevel != "" {
@@ -282,6 +289,16 @@ func (s *state) detail(e *entry, now time.Time) *view.Detail {
 		d.Attempts = append(d.Attempts, v)
 	}
 	return d
+}
+
+// askedView is the ask that is in force; nil: none is.
+func askedView(g *lifecycle.Gang) *view.Asked {
+	ask := g.Saved.Ask
+	l, present := g.Present(g.Saved.Attempt)
+	if !present || !l.Asked || ask == nil || g.Saved.Phase != lifecycle.Released {
+		return nil
+	}
+	return &view.Asked{At: ask.At.UTC(), Until: l.Until.UTC(), Kind: ask.Kind, Why: ask.Why}
 }
 
 func (s *state) memberView(m lifecycle.Member, want *view.Want) view.Member {

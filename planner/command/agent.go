@@ -127,8 +127,8 @@ func dev(run func(context.Context, Dev) error) Command {
 		Flags: func(f *Flags) {
 			f.StringVar(&d.Kind, "nomad", "", "Which Nomad: `auto`, sim or real; auto takes a real one where NOMAD_BIN or PATH has it. Default MUSTER_DEV, else auto.")
 			f.BoolVar(&d.Once, "once", false, "End with the gang's result.")
-			f.IntVar(&d.Nodes, "nodes", 0, "`Number` of nodes.")
-			f.IntVar(&d.Cards, "cards", 0, "`Number` of simulated cards of each node.")
+			f.IntVar(&d.Nodes, "nodes", 0, "`Number` of nodes; default 4.")
+			f.IntVar(&d.Cards, "cards", 0, "`Number` of simulated cards of each node; default 4.")
 			f.StringVar(&d.Job, "job", "", "`File` of the job to submit; default: an example.")
 			f.StringVar(&d.Dir, "dir", "", "`Folder` for logs and state; default: a temporary one that is removed at the end.")
 		},
@@ -141,6 +141,14 @@ func dev(run func(context.Context, Dev) error) Command {
 			}
 			if d.Kind != "auto" && d.Kind != "sim" && d.Kind != "real" {
 				return fmt.Errorf("-nomad=%s (or MUSTER_DEV) is none of auto, sim, real", d.Kind)
+			}
+			if d.Nodes < 0 || d.Cards < 0 {
+				return errors.New("-nodes and -cards are numbers from 1 on")
+			}
+			if d.Job != "" {
+				if _, err := os.Stat(d.Job); err != nil {
+					return fmt.Errorf("read job file: %w", err)
+				}
 			}
 			d.Once = d.Once || c.Getenv("ONCE") == "1"
 			d.Stdout, d.Stderr = c.Stdout, c.Stderr

@@ -41,9 +41,23 @@ func cards() Command {
 			if err != nil {
 				return err
 			}
+			if len(list.Cards) == 0 && node != "" {
+				if err := c.node(api, "list cards", node); err != nil {
+					return err
+				}
+			}
 			return c.print(list, func(w *screen) { w.cards(list, all) })
 		},
 	}
+}
+
+// node says so where no node has a name or id.
+func (c *Call) node(api *client.Client, operation, node string) error {
+	list, err := api.Nodes(c.Context)
+	if err != nil || slices.ContainsFunc(list.Nodes, func(n view.Node) bool { return n.Name == node || n.ID == node }) {
+		return err
+	}
+	return &view.Error{Code: view.CodeNotFound, Operation: operation, Object: "node " + node, Cause: "no node has this name or id", Hint: "muster nodes lists what there is"}
 }
 
 var cardColours = map[string]string{contract.CardSuspect: yellow, contract.CardDraining: yellow, contract.CardQuarantined: red}

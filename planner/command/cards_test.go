@@ -43,6 +43,7 @@ func ward(t *testing.T) *shell {
 	down.ID, down.Node, down.State, down.Why, down.Since = "n2-mlx5_0", "n2", contract.CardDraining, "mlx5_0 is down", after(-time.Minute)
 	hidden := card("n2", 1, contract.CardHealthy, "")
 	hidden.Hidden = "MIG mode is on: it is cut into 3 slices"
+	s.planner.SetCluster(nil, []view.Node{{ID: "9", Name: "n9"}}, nil)
 	s.planner.SetCards([]view.CardState{card("n1", 0, contract.CardHealthy, ""), sick, nic, suspect, hidden, down, silent}, view.CardBreaker{})
 	return s
 }
@@ -128,7 +129,7 @@ func TestCardOrders(t *testing.T) {
 	t.Run("wrong use changes nothing", func(t *testing.T) {
 		t.Parallel()
 		s := ward(t)
-		for _, args := range [][]string{{"card", "clear"}, {"card", "clear", "GPU-n1-b"}, {"card", "clear", "n9/0"}, {"card", "note", "n1/1"}, {"card", "confirm", "-force", "n1/1"}, {"cards", "-state=odd"}, {"card", "breaker", "-open", "-close"}, {"card", "status", "GPU-"}} {
+		for _, args := range [][]string{{"card", "clear"}, {"card", "clear", "GPU-n1-b"}, {"card", "clear", "n9/0"}, {"card", "note", "n1/1"}, {"card", "confirm", "-force", "n1/1"}, {"cards", "-state=odd"}, {"cards", "-node=n10"}, {"card", "breaker", "-open", "-close"}, {"card", "status", "GPU-"}} {
 			must.NotEq(t, 0, s.run(args...).code, must.Sprint(args))
 		}
 		must.SliceEmpty(t, slices.DeleteFunc(s.planner.Calls(), func(c string) bool { return !strings.Contains(c, "GPU") }))

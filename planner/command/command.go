@@ -179,6 +179,10 @@ type Command struct {
 // Run runs a command line without the program's name and gives its exit code.
 func Run(env *Env, args []string) int {
 	commands := all(env.Parts)
+	args = normal(args)
+	if err := misuse(commands, args); err != nil {
+		return misused(env, err, args)
+	}
 	factories := map[string]cli.CommandFactory{}
 	for name, c := range commands {
 		factories[name] = func() (cli.Command, error) { return &runner{env: env, name: name, command: c}, nil }
@@ -186,20 +190,14 @@ func Run(env *Env, args []string) int {
 	for name, text := range parents {
 		factories[name] = func() (cli.Command, error) { return &parent{text: text}, nil }
 	}
-	program := &cli.CLI{Name: "muster", Version: buildinfo.String(), Args: normal(args), Commands: factories, HelpFunc: helpAll(commands),
+	program := &cli.CLI{Name: "muster", Version: buildinfo.String(), Args: args, Commands: factories, HelpFunc: helpAll(commands),
 		HelpWriter: env.Stdout, ErrorWriter: env.Stderr, Autocomplete: false}
 	code, err := program.Run()
 	if err != nil {
 		fmt.Fprintln(env.Stderr, "muster:", err)
 		return ExitError
 	}
-	if code == 127 { // the library's code for a command that it does not know
-		if len(args) > 0 {
-			fmt.Fprintf(env.Stderr, "Error: there is no command %q\n", strings.Join(args, " "))
-		}
-		return ExitError
-	}
-	if code == cli.RunResultHelp {
+	if code == 127 || code == cli.RunResultHelp { // the library's codes for no command, and for one that only leads to others
 		return ExitError
 	}
 	return code
@@ -209,7 +207,7 @@ func Run(env *Env, args []string) int {
 // library knows.
 func normal(args []string) []string {
 	if len(args) > 0 && args[0] == "help" {
-		return append(append([]string(nil), args[1:]...), "-h")
+		return append(slices.Clone(args[1:]), "-h")
 	}
 	return args
 }

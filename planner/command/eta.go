@@ -3,6 +3,7 @@ package command
 import (
 	"strings"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/view"
 )
@@ -53,7 +54,10 @@ func eta() Command {
 					w.start(y.Verdict.ETA)
 					return
 				case y.Stage == unsubmitted:
-					w.line("%s would not wait: %s", y.ID, y.Verdict.Sentence)
+					w.line("%s would not start as the cluster is: %s", y.ID, y.Verdict.Sentence)
+					return
+				case y.Stage == string(contract.StageRefused):
+					w.line("%s does not start as the cluster is: %s", y.ID, y.Verdict.Sentence)
 					return
 				default:
 					w.line("%s does not wait: it is %s", y.ID, y.Stage)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/nomad-muster/muster/planner/httpapi/client"
 )
@@ -98,7 +99,7 @@ func (c *Call) parse(args []string) (rest []string, err error) {
 			if errors.Is(err, flag.ErrHelp) {
 				return nil, errHelp
 			}
-			return nil, err
+			return nil, plainer(f, err)
 		}
 		left := f.Args()
 		if used := len(before) - len(left); used > 0 && before[used-1] == "--" {
@@ -123,6 +124,23 @@ func (c *Call) parse(args []string) (rest []string, err error) {
 		return nil, errors.New("-json and -t exclude each other")
 	}
 	return rest, nil
+}
+
+// plainer says what a value should have been, where package flag does not.
+func plainer(f *Flags, err error) error {
+	text, unparsed := strings.CutSuffix(err.Error(), ": parse error")
+	if !unparsed {
+		return err
+	}
+	want := "a whole number"
+	f.VisitAll(func(fl *flag.Flag) {
+		if g, ok := fl.Value.(flag.Getter); ok && strings.HasSuffix(text, " for flag -"+fl.Name) {
+			if _, is := g.Get().(time.Duration); is {
+				want = "a length of time such as 90s, 30m or 2h"
+			}
+		}
+	})
+	return errors.New(text + ": it is " + want)
 }
 
 // Help is a command's help, made of its declaration.

@@ -32,6 +32,7 @@ type follower struct {
 	lines func(string)
 
 	shown    []view.StageTime
+	asked    time.Time // the ask that was told of
 	attempt  int
 	progress int // columns of the progress line that stands on the terminal
 }
@@ -161,6 +162,9 @@ func (f *follower) goesOn(g view.Gang) string {
 	case g.ID == "":
 	case f.cancelled:
 		where = "is being stopped (" + string(g.Stage) + ")"
+		if g.Detail != nil && g.Detail.Asked != nil {
+			return fmt.Sprintf("gang %s %s; muster status %s shows it, muster job stop -now %s ends it at once", f.name, where, f.args(), f.args())
+		}
 	case g.Position > 0:
 		where = fmt.Sprintf("stays in queue %s at position %d", g.Queue, g.Position)
 	case g.Started.IsZero():
@@ -214,7 +218,21 @@ func (f *follower) show(g view.Gang) {
 			f.lines(line)
 		}
 	}
+	f.tellAsked(g)
 	f.line(g)
+}
+
+// tellAsked says what a stop waits for: without it, its user sees nothing for
+// as long as the grace is.
+func (f *follower) tellAsked(g view.Gang) {
+	if !f.cancelled || g.Detail == nil || g.Detail.Asked == nil || g.Detail.Asked.At.Equal(f.asked) {
+		return
+	}
+	ask := g.Detail.Asked
+	f.asked = ask.At
+	f.clear()
+	f.say("%s: %s asked to save and leave, and stopped at %s (in %s) if still there; muster job stop -now %s does not wait for that",
+		g.ID, are(len(g.Detail.Members), "member"), f.clock(ask.Until), f.left(ask.Until), f.args())
 }
 
 // line draws the progress line on a terminal.
@@ -223,6 +241,10 @@ func (f *follower) line(g view.Gang) {
 		return
 	}
 	parts := []string{g.ID, string(g.Stage)}
+	if f.cancelled && g.Detail != nil && g.Detail.Asked != nil {
+		f.draw(append([]string{g.ID}, f.leaving(g.Detail)...))
+		return
+	}
 	if since := g.Since(); !since.IsZero() {
 		parts[1] += " " + f.ago(since)
 	}
@@ -238,6 +260,35 @@ func (f *follower) line(g view.Gang) {
 	if g.Sentence != "" {
 		parts = append(parts, g.Sentence)
 	}
+	f.draw(parts)
+}
+
+// leaving says how far a gang is that was asked to leave.
+func (f *follower) leaving(d *view.Detail) []string {
+	left := 0
+	for _, m := range d.Members {
+		if m.State == string(contract.StateEnded) || m.Exit != nil {
+			left++
+		}
+	}
+	grace := "the grace is over, they are stopped"
+	if d.Asked.Until.After(f.Now()) {
+		grace = "at most " + f.left(d.Asked.Until) + " more"
+	}
+	parts := []string{fmt.Sprintf("leaving since %s", f.ago(d.Asked.At)), fmt.Sprintf("%d of %s left", left, count(len(d.Members), "member")), grace}
+	if at := d.Want.CheckpointAt; at.After(d.Asked.At) {
+		parts = append(parts, fmt.Sprintf("saved at step %d", d.Want.CheckpointStep))
+	}
+	return parts
+}
+
+// left is how long it is until a time.
+func (f *follower) left(t time.Time) string {
+	return duration(max(0, t.Sub(f.Now()).Round(time.Second)))
+}
+
+// draw puts the progress line on the terminal, cut to its width.
+func (f *follower) draw(parts []string) {
 	text := oneLine(strings.Join(parts, " · "))
 	if runes := []rune(text); f.Width > 1 && len(runes) >= f.Width {
 		text = string(runes[:f.Width-2]) + "…"

@@ -264,7 +264,8 @@ func jobStop() Command {
 	return Command{
 		Synopsis: "Stop gangs, waiting or running",
 		Usage:    "job stop [options] <job>...",
-		About: "Stops gangs by their exact names: takes them out of the queue, or asks their ranks to save and leave and stops them when the grace is over. Waits until they are over.\n\n" +
+		About: "Stops gangs by their exact names: takes them out of the queue, or asks their ranks to save and leave and stops them when the grace is over. Waits until they are over, and shows how long that may take. " +
+			"-now asks nobody and stops them at once, also while another stop waits for the grace.\n\n" +
 			"A name that is only the start of a job's name is never taken. Of several names each is tried, and the exit code is not 0 if one of them could not be stopped.",
 		API: true, Data: true, Least: 1, Most: -1,
 		Flags: func(f *Flags) {
@@ -286,7 +287,7 @@ func jobStop() Command {
 			if err != nil {
 				return err
 			}
-			return stopJobs(c, api, args, view.StopRequest{Purge: purge, Now: now, Grace: grace, Reason: reason}, detach, timeout)
+			return stopJobs(c, api, args, view.StopRequest{Purge: purge, Now: now, GraceSeconds: grace.Seconds(), Reason: reason}, detach, timeout)
 		},
 	}
 }
@@ -345,6 +346,8 @@ func stopJobs(c *Call, api *client.Client, args []string, how view.StopRequest, 
 			case r.Error != "":
 			case r.Over != "":
 				w.line("%s is over already: %s", r.Argument, r.Over)
+			case r.Gang != nil && r.Gang.Sentence != "":
+				w.line("%s %s: %s", r.Gang.ID, r.Gang.Stage, r.Gang.Sentence)
 			case r.Gang != nil:
 				w.line("%s %s", r.Gang.ID, r.Gang.Stage)
 			case detach:
@@ -372,6 +375,14 @@ func first(c *Call, errs []error) error {
 		return nil
 	}
 	return &Exit{Code: code}
+}
+
+// are writes a number with its noun and the verb that belongs to it.
+func are(n int, noun string) string {
+	if n == 1 {
+		return count(n, noun) + " is"
+	}
+	return count(n, noun) + " are"
 }
 
 // count writes a number with its noun.

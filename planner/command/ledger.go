@@ -129,7 +129,10 @@ func ledgerVerify() Command {
 func (s *screen) ledger(k view.LedgerCheck, nomad bool) {
 	against := ""
 	if nomad {
-		against = fmt.Sprintf("%d allocations of gangs, %d card-seconds; of %d more the attempt is not known any more", k.NomadAllocations, k.NomadCardSeconds, k.Unknown)
+		against = fmt.Sprintf("%d allocations of gangs, %d card-seconds", k.NomadAllocations, k.NomadCardSeconds)
+		if k.Unknown > 0 {
+			against += fmt.Sprintf("; %d more are of attempts that nobody remembers, and are not compared", k.Unknown)
+		}
 	}
 	n := func(v int64) string { return strconv.FormatInt(v, 10) }
 	s.pairs("Ledger", k.Path, "Schema", strconv.Itoa(k.Schema), "Booked up to", k.Booked.UTC().Format("2006-01-02 15:04Z"), "Attempts", n(k.Attempts), "Allocations", n(k.Allocations),

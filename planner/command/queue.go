@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -18,11 +19,15 @@ func queueList() Command {
 		API:      true, Data: true,
 		Flags: func(flags *Flags) {
 			flags.StringVar(&f.Queue, "queue", "", "Only of this `queue`.")
-			flags.StringVar(&f.Stage, "stage", "", "Only in this `stage`.")
+			flags.StringVar(&f.Stage, "stage", "", "Only in this `stage`; one in which a gang is over stands for -all.")
 			flags.StringVar(&f.Prefix, "prefix", "", "Only whose job's id starts with this `text`.")
 			flags.BoolVar(&f.Ended, "all", false, "Also those that are over.")
 		},
 		Run: func(c *Call, _ []string) error {
+			if stages := append(slices.Clone(contract.Stages), contract.StageRefused, contract.StageComplete, contract.StageFailed, contract.StageCancelled); f.Stage != "" && !slices.Contains(stages, contract.Stage(f.Stage)) {
+				return fmt.Errorf("-stage=%s is none of %s", f.Stage, joined(stages))
+			}
+			f.Ended = f.Ended || contract.Stage(f.Stage).Ended()
 			api, err := c.client()
 			if err != nil {
 				return err
@@ -36,9 +41,22 @@ func queueList() Command {
 			if err != nil {
 				return err
 			}
+			if len(list.Gangs) == 0 && f.Queue != "" {
+				if _, err := api.Queue(c.Context, f.Queue); err != nil {
+					return err // there is no such queue
+				}
+			}
 			return c.print(list, func(w *screen) { w.gangs(list.Gangs) })
 		},
 	}
+}
+
+func joined(stages []contract.Stage) string {
+	names := make([]string, len(stages))
+	for i, s := range stages {
+		names[i] = string(s)
+	}
+	return strings.Join(names, ", ")
 }
 
 // gangs prints gangs as a table.

@@ -81,7 +81,7 @@ func (s *Server) gang(q *request) (view.Gang, error) {
 			return g, err
 		}
 		return g, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Object: namespace + "/" + job, Cause: "not found",
-			Hint: "GET /v1/gangs?ended=true lists what is there; a job that names no queue is no gang"}
+			Hint: "muster queue -all (GET /v1/gangs?ended=true) lists what is there; a job that names no queue is no gang"}
 	}
 	return g, nil
 }
@@ -151,7 +151,7 @@ func (s *Server) readQueue(q *request) (any, error) {
 			return view.QueueDetail{Index: s.Feed.Index(), Queue: queue, Gangs: s.gangs(func(g view.Gang) bool { return g.Queue == name && !g.Stage.Ended() })}, nil
 		}
 	}
-	return nil, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Object: name, Cause: "not found", Hint: "GET /v1/queues lists what is there"}
+	return nil, &view.Error{Code: view.CodeNotFound, Operation: q.route.operation(), Object: name, Cause: "not found", Hint: "muster queue status (GET /v1/queues) lists what is there"}
 }
 
 func (s *Server) listNodes(q *request) (any, error) {

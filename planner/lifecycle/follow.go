@@ -209,6 +209,14 @@ func plainExit(a *picture.Alloc) *contract.Exit {
 		switch {
 		case t.Failed || t.ExitCode > 0 || t.Signal > 0:
 			e.Outcome, e.Code, e.Signal, e.OOM, e.Text = contract.OutcomeFailed, t.ExitCode, t.Signal, t.OOM, fmt.Sprintf("task %q: %s", t.Name, t.Why)
+			switch {
+			case t.OOM:
+				e.Text = fmt.Sprintf("task %q ran out of memory", t.Name)
+			case t.Signal > 0:
+				e.Text = fmt.Sprintf("task %q ended by signal %d", t.Name, t.Signal)
+			case t.ExitCode > 0:
+				e.Text = fmt.Sprintf("task %q ended with code %d", t.Name, t.ExitCode)
+			}
 		case t.Killed && e.Outcome == contract.OutcomeComplete:
 			e.Outcome, e.Text = contract.OutcomeKilled, fmt.Sprintf("task %q was stopped", t.Name)
 		}
@@ -261,7 +269,11 @@ func (g *Gang) concluded(v Seen, ends []ending) []Effect {
 			last = e.exit.At
 		}
 	}
-	end := End{Stage: contract.StageComplete, At: last, Text: fmt.Sprintf("all %d members ended complete", len(ends)), Member: -1,
+	text := fmt.Sprintf("all %d members ended complete", len(ends))
+	if len(ends) == 1 {
+		text = "its only member ended complete"
+	}
+	end := End{Stage: contract.StageComplete, At: last, Text: text, Member: -1,
 		Exit: &contract.Exit{Outcome: contract.OutcomeComplete, Rank: -1, Text: "complete", At: last}}
 	return g.finish(v, end, nil)
 }

@@ -530,6 +530,13 @@ func (g *Gang) release(v Seen, record *contract.Record) []Effect {
 // released.
 func (g *Gang) lostBeforeRelease(v Seen, a *picture.Alloc) []Effect {
 	next := g.Saved
+	if exit := plainExit(a); g.User != nil && !g.ranks(a.Group) && a.Desired == "run" && exit.Outcome == contract.OutcomeFailed && (exit.Code > 0 || exit.Signal > 0) {
+		// Nothing holds its tasks: they ran, and what became of them is their own
+		// doing, on whatever node.
+		roster, _ := g.roster([]*picture.Alloc{a})
+		i := slices.Index(roster, a)
+		return g.stop(v, next, Stop{Reason: ReasonMember, Member: i, Exit: exit, Text: fmt.Sprintf("member %d on node %s: %s", i, a.NodeName, exit.Text)})
+	}
 	stop := Stop{Reason: ReasonReservation, Site: true, Member: -1,
 		Text: fmt.Sprintf("allocation %s (group %s, node %s) is %s before its rank was released", short(a.ID), a.Group, a.NodeName, a.Client)}
 	if a.Desired != "run" && !a.Terminal() {

@@ -5,8 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/nomad/picture"
 	"github.com/shoenig/test/must"
 )
 
@@ -102,4 +104,46 @@ func TestDryRunWhereItTells(t *testing.T) {
 	w.submit(nil)
 	w.startFresh()
 	must.True(t, slices.Contains(w.log, "Check"))
+}
+
+// Tasks of other drivers run as soon as Nomad has placed them, so that their
+// failure before the gang is whole is theirs: it is told with its code and
+// counts as a retry, and no node is avoided for it.
+func TestPlainTaskThatFailsIsNoFaultOfTheNode(t *testing.T) {
+	t.Parallel()
+	for retries, phase := range map[string]Phase{"0": Over, "1": Waiting} {
+		w := newWorld(t)
+		w.submit(func(job map[string]any) {
+			job["Meta"] = map[string]string{"muster_queue": "q", "muster_retries": retries}
+			job["TaskGroups"].([]any)[0].(map[string]any)["Tasks"].([]any)[0].(map[string]any)["Driver"] = "exec"
+		})
+		w.unplaced = true
+		w.start()
+		w.place()
+		for i := range w.allocs {
+			w.allocs[i].Tasks[0].State = "running"
+			w.allocs[i].Client = "pending"
+		}
+		w.end(w.allocs[1].ID, "failed", "run")
+		w.allocs[1].Tasks = []picture.Task{{Name: "train", State: "dead", Failed: true, ExitCode: 3, Why: "Policy allows no restarts", LastEvent: "Not Restarting"}}
+		w.settle()
+		must.Eq(t, phase, w.gang.Saved.Phase, must.Sprint(retries))
+		last := w.gang.Saved.Attempts[0]
+		must.Eq(t, ReasonMember, last.Reason)
+		must.Eq(t, `member 1 on node n1: task "train" ended with code 3`, last.Text)
+		must.Eq(t, 3, last.Exit.Code)
+		must.Eq(t, 1, last.Member)
+		must.SliceEmpty(t, w.gang.Saved.Avoid)
+		must.Zero(t, w.gang.Saved.SiteFailures)
+		if phase == Over {
+			must.Eq(t, contract.StageFailed, w.gang.Saved.End.Stage)
+		}
+	}
+}
+
+// A reason that the text begins with is not said twice.
+func TestSentence(t *testing.T) {
+	t.Parallel()
+	must.Eq(t, "stopped by alice: enough", (&Stop{Reason: ReasonStopped, Text: "stopped by alice: enough"}).Sentence())
+	must.Eq(t, "node-lost: node n1 was lost", (&Stop{Reason: ReasonNodeLost, Text: "node n1 was lost"}).Sentence())
 }

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -30,7 +31,7 @@ func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
 	}
 	effects := []Effect{}
 	if told && g.User != nil && !g.Service() {
-		ended := &contract.Record{V: contract.RecordVersion, Gang: g.Channel(), Attempt: next.Attempt, Phase: contract.PhaseEnded, Queue: g.QueueName(), Reason: why.Reason + ": " + why.Text}
+		ended := &contract.Record{V: contract.RecordVersion, Gang: g.Channel(), Attempt: next.Attempt, Phase: contract.PhaseEnded, Queue: g.QueueName(), Reason: why.Sentence()}
 		if next.Record != nil {
 			ended.Members, ended.Worlds = next.Record.Members, next.Record.Worlds
 		} else {
@@ -44,6 +45,15 @@ func (g *Gang) stop(v Seen, next Saved, why Stop) []Effect {
 	delete(g.since, "hold-again")
 	delete(g.since, "emptied")
 	return append([]Effect{Save{next}}, effects...)
+}
+
+// Sentence is why the attempt is being ended, in words: the text, after the
+// reason where it does not begin with that itself.
+func (s *Stop) Sentence() string {
+	if strings.HasPrefix(s.Text, s.Reason+" ") {
+		return s.Text
+	}
+	return s.Reason + ": " + s.Text
 }
 
 // firstLook: no member can know of the attempt yet, since it has no record.
@@ -197,7 +207,7 @@ func (g *Gang) ended(v Seen) []Effect {
 		why.Exit = overLimit(v.Now, why)
 	}
 	if why.Final != "" {
-		return g.finish(v, End{Stage: why.Final, At: v.Now, Text: why.Reason + ": " + why.Text, Exit: why.Exit, Member: why.Member}, &why)
+		return g.finish(v, End{Stage: why.Final, At: v.Now, Text: why.Sentence(), Exit: why.Exit, Member: why.Member}, &why)
 	}
 	return g.requeue(v, why)
 }
@@ -257,10 +267,10 @@ func (g *Gang) requeue(v Seen, why Stop) []Effect {
 	case why.Site && charged(why.Reason):
 		next.SiteFailures++
 		pause := min(pauseFirst<<min(next.SiteFailures-1, 20), pauseMost)
-		next.NotBefore, next.NotBeforeWhy = v.Now.Add(pause), fmt.Sprintf("%s: %s", why.Reason, why.Text)
+		next.NotBefore, next.NotBeforeWhy = v.Now.Add(pause), why.Sentence()
 	}
 	g.leave(v, &next, why)
-	next.Stages = g.backInQueue(v.Now, fmt.Sprintf("%s: %s", why.Reason, why.Text))
+	next.Stages = g.backInQueue(v.Now, why.Sentence())
 	effects := []Effect{}
 	if g.Saved.Attempt > 0 {
 		effects = append(effects, Remove{g.Saved.Attempt})

@@ -129,10 +129,10 @@ type StopRequest struct {
 	Purge bool `json:"purge,omitempty"`
 	// Now leaves out the ask and its grace.
 	Now bool `json:"now,omitempty"`
-	// Grace, in nanoseconds, that the ranks get to save and leave; 0: the gang's,
-	// or its queue's.
-	Grace  time.Duration `json:"grace,omitempty"`
-	Reason string        `json:"reason,omitempty"`
+	// GraceSeconds is how long the ranks get to save and leave; 0: as long as the
+	// gang says, or its queue.
+	GraceSeconds float64 `json:"grace_seconds,omitempty"`
+	Reason       string  `json:"reason,omitempty"`
 }
 
 // Stopped is the answer to a StopRequest that was taken: the gang ends soon.

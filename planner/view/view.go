@@ -63,9 +63,21 @@ type Detail struct {
 	Attempts []Attempt   `json:"attempts"`
 	Events   []Event     `json:"events"` // oldest first; bounded
 	Want     Want        `json:"want"`
+	// Asked is the request to save and leave that its ranks were given; absent:
+	// they may stay.
+	Asked *Asked `json:"asked,omitempty"`
 	// JobVersion and JobModifyIndex of the version that the user submitted.
 	JobVersion     uint64 `json:"job_version"`
 	JobModifyIndex uint64 `json:"job_modify_index"`
+}
+
+// Asked is a request to save and leave. At Until the ranks are stopped; a
+// checkpoint that is being written then moves it.
+type Asked struct {
+	At    time.Time `json:"at"`
+	Until time.Time `json:"until"`
+	Kind  string    `json:"kind"` // preempt, drain, time-limit, stop
+	Why   string    `json:"why"`
 }
 
 // Want is what the gang's user stated beside its size.
