@@ -91,7 +91,7 @@ func TestElasticGangGivesUpMembers(t *testing.T) {
 	must.GreaterEq(t, 2, b.training("e", 2).Placed)
 }
 
-// A split is not carried out: nothing is kept for it, and the verdict says so.
+// A split is not carried out: the gang waits on as one, and the verdict says so.
 func TestSplitIsNotCarriedOut(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2, 1).twoQueues(0)

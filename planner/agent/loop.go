@@ -354,8 +354,8 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 	a.describe(ctx, now, run)
 }
 
-// tellNotCarried marks what this service cannot carry out: nothing is kept for
-// it, and who is concerned is told.
+// tellNotCarried marks what this service cannot carry out: who is concerned is
+// told.
 func (a *Agent) tellNotCarried(plan *core.Plan) {
 	for _, id := range plan.Splits {
 		if e := a.state.gangs[gangKey(id)]; e != nil {

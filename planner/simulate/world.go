@@ -118,6 +118,54 @@ func (w *World) EditNode(id core.NodeID, edit func(*core.Node)) error {
 	return nil
 }
 
+// RemoveNode takes a node out of the cluster. Members on it are lost: their gangs
+// are damaged.
+func (w *World) RemoveNode(id core.NodeID) error {
+	at, ok := w.index[id]
+	if !ok {
+		return fmt.Errorf("remove node %s: it is not known", id)
+	}
+	w.Nodes = slices.Delete(slices.Clone(w.Nodes), at, at+1)
+	clear(w.index)
+	for i := range w.Nodes {
+		w.index[w.Nodes[i].ID] = i
+	}
+	for _, g := range w.order {
+		var lost []int
+		for i := range g.Claims {
+			if g.Claims[i].Node == id {
+				lost = append(lost, g.Claims[i].Member)
+			}
+		}
+		w.Lose(g, lost)
+	}
+	return nil
+}
+
+// AddNode adds a node, or one that was removed again.
+func (w *World) AddNode(n core.Node) error {
+	if _, ok := w.index[n.ID]; ok {
+		return fmt.Errorf("add node %s: it is there", n.ID)
+	}
+	w.version++
+	n.Version = w.version
+	w.index[n.ID] = len(w.Nodes)
+	w.Nodes = append(slices.Clip(w.Nodes), n)
+	return nil
+}
+
+// Lose takes members from a gang, which is damaged then.
+func (w *World) Lose(g *Gang, members []int) {
+	if len(members) == 0 {
+		return
+	}
+	if g.State == core.GangRunning || g.State == core.GangPlacing {
+		g.Damaged, g.Lost = true, append(slices.Clone(g.Lost), members...)
+	}
+	g.Claims = slices.DeleteFunc(slices.Clone(g.Claims), func(k core.Claim) bool { return slices.Contains(members, k.Member) })
+	g.Placement = slices.DeleteFunc(slices.Clone(g.Placement), func(p core.Placement) bool { return slices.Contains(members, p.Member) })
+}
+
 // Snapshot is what the decision core sees now.
 func (w *World) Snapshot() *core.Snapshot {
 	w.countDay()
@@ -226,10 +274,12 @@ func (w *World) Apply(p *core.Plan) (Applied, error) {
 		}
 		g.Attempt++
 		g.waited = w.Now.Sub(g.Queued)
-		g.State, g.Started, g.Queued, g.Placement, g.After, g.Backfilled, g.Waits = core.GangPlacing, w.Now, time.Time{}, s.Members, s.After, s.OnPromise, s.Waits
+		// Members that were given up have gone already; gangs that leave have not.
+		after := slices.DeleteFunc(slices.Clone(s.After), func(id core.GangID) bool { v := w.gangs[id]; return v == nil || v.State != core.GangStopping })
+		g.State, g.Started, g.Queued, g.Placement, g.After, g.Backfilled, g.Waits = core.GangPlacing, w.Now, time.Time{}, s.Members, after, s.OnPromise, s.Waits && len(after) > 0
 		g.Damaged, g.Lost = false, nil
-		g.Claims = w.claims(g, s.Members, len(s.After) > 0)
-		if len(s.After) == 0 {
+		g.Claims = w.claims(g, s.Members, len(after) > 0)
+		if len(after) == 0 {
 			done.Started = append(done.Started, g)
 			if !g.Hold {
 				w.Release(g)
@@ -394,7 +444,11 @@ func (w *World) Check() error {
 			}
 		}
 	}
-	whole, shares := map[key]*core.Claim{}, map[key]int{}
+	// What is there now, and what will be once those that leave have left.
+	var held [2]map[key]int
+	for after := range held {
+		held[after] = map[key]int{}
+	}
 	for _, g := range w.order {
 		if g.State == core.GangRunning || g.State == core.GangPlacing {
 			least := 0
@@ -415,17 +469,17 @@ func (w *World) Check() error {
 				if exists[k] == 0 {
 					return fmt.Errorf("gang %s holds card %s, which node %s does not have", g.ID, id, c.Node)
 				}
+				part := exists[k]
 				if len(c.Shares) > 0 && c.Shares[j] > 0 {
-					if shares[k] += c.Shares[j]; shares[k] > exists[k] {
-						return fmt.Errorf("card %s is given out in more shares than it has", id)
+					part = c.Shares[j]
+				}
+				for after := range held {
+					if after == 0 && c.Asked || after == 1 && c.Stopping {
+						continue
 					}
-					continue
-				}
-				if o := whole[k]; o != nil && !(o.Stopping && c.Asked || o.Asked && c.Stopping) {
-					return fmt.Errorf("card %s is held by %s and %s", id, o.Gang, g.ID)
-				}
-				if whole[k] == nil || c.Asked {
-					whole[k] = c
+					if held[after][k] += part; held[after][k] > exists[k] {
+						return fmt.Errorf("card %s, held by gang %s, is given out twice", id, g.ID)
+					}
 				}
 			}
 		}

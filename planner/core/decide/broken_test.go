@@ -93,12 +93,17 @@ func conservative(t *rapid.T, s *core.Snapshot, p *core.Plan) {
 		for _, r := range p.Resizes {
 			shrunk[r.Gang] = len(r.Remove) > 0
 		}
+		at := slices.IndexFunc(s.Gangs, func(g core.Gang) bool { return g.ID == start.Gang })
 		for _, m := range start.Members {
-			for _, ids := range m.Cards {
+			group := slices.IndexFunc(s.Gangs[at].Groups, func(k core.Group) bool { return k.Name == m.Group })
+			for a, ids := range m.Cards {
 				for _, id := range ids {
 					k := card{m.Node, id}
 					if !good[k] {
 						t.Fatalf("gang %s starts on card %s of node %s, which is not there or not good", start.Gang, id, m.Node)
+					}
+					if s.Gangs[at].Groups[group].Devices[a].Shares > 0 {
+						continue // several may have shares of it
 					}
 					if by := given[k]; by != "" {
 						t.Fatalf("card %s is given to %s and %s", id, by, start.Gang)

@@ -75,7 +75,7 @@ func (c *cycle) moveFor(g *gang) {
 		cost int64
 	}
 	var all []candidate
-	most := int(c.conf(g).Preempt.Ratio * float64(total(need)))
+	most := c.mostCards(g, need)
 	for i := range c.gangs {
 		v := &c.gangs[i]
 		if v.State == core.GangRunning && !c.spared(g, v) && v.queue >= 0 && v.model == o.MainModel() && (most == 0 || v.cards <= most) && c.alive(v) == v.members {
@@ -94,8 +94,8 @@ func (c *cycle) moveFor(g *gang) {
 
 // move places g with v gone, and v beside it, where both fit.
 func (c *cycle) move(g *gang, o *placement.Option, members int, need []fairshare.Need, v *gang) bool {
-	if v.req == nil {
-		v.req = c.place.Request(v.Gang)
+	if c.request(v) == nil {
+		return false
 	}
 	at := slices.IndexFunc(v.req.Options, func(o *placement.Option) bool { return o.MainModel() == v.model })
 	if at < 0 {
@@ -143,7 +143,9 @@ func (c *cycle) keepMoved() {
 		if p == nil || v.State != core.GangStopping || p.At.IsZero() {
 			continue
 		}
-		v.req = c.place.Request(v.Gang)
+		if c.request(v) == nil {
+			continue
+		}
 		at := slices.IndexFunc(v.req.Options, func(o *placement.Option) bool { return len(p.Members) > 0 && o.Model == p.Members[0].Model })
 		members, ok := c.membersAt(v, p.Members)
 		if at < 0 || !ok {

@@ -351,9 +351,7 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 	if g.elastic() {
 		p.Members = members
 	}
-	if q.Preempt.Ratio > 0 {
-		p.MaxCards = max(1, int(math.Floor(q.Preempt.Ratio*float64(total(need)))))
-	}
+	p.MaxCards = c.mostCards(g, need)
 	p.Prefer = int64(total(need)) * int64(c.preferWait(g)/time.Second)
 	var kinds []core.EvictionKind
 	for _, at := range c.candidates(g, need, under) {
@@ -407,6 +405,15 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 		p.Enough = func(chosen []int) bool { return c.enough(g, p, chosen, need) }
 	}
 	return p, kinds
+}
+
+// mostCards is how many cards may be taken from others for a need; 0: no bound.
+func (c *cycle) mostCards(g *gang, need []fairshare.Need) int {
+	ratio := c.conf(g).Preempt.Ratio
+	if ratio <= 0 {
+		return 0
+	}
+	return max(1, int(math.Floor(ratio*float64(total(need)))))
 }
 
 // below tells whether a queue is another or lies under it.

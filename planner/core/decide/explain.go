@@ -80,7 +80,7 @@ func (c *cycle) runs(g *gang, _ bool) string {
 
 // waits explains a gang that goes on waiting.
 func (c *cycle) waits(g *gang) {
-	if g.start != nil || g.v.Action == core.ActionFail || g.v.Action == core.ActionRefuse || g.v.Reason == core.ReasonGiveUp {
+	if g.start != nil || g.v.Action == core.ActionFail || g.v.Action == core.ActionRefuse {
 		return
 	}
 	g.v.Action = core.ActionWait
@@ -114,7 +114,9 @@ var rankOfReason = map[core.Reason]int{
 func (c *cycle) rankBlockers(g *gang) {
 	slices.SortStableFunc(g.kept, func(a, b core.Blocker) int { return cmp.Compare(rankOfReason[a.Reason], rankOfReason[b.Reason]) })
 	g.kept = slices.CompactFunc(g.kept, func(a, b core.Blocker) bool { return a.Reason == b.Reason && a.Text == b.Text })
-	g.v.Reason, g.v.Sentence = g.kept[0].Reason, g.kept[0].Text
+	if g.v.Reason != core.ReasonGiveUp {
+		g.v.Reason, g.v.Sentence = g.kept[0].Reason, g.kept[0].Text
+	}
 }
 
 // overLimit notes a queue's bound that is in a gang's way.

@@ -49,6 +49,15 @@ func (g *gang) elastic() bool { return g.Min > 0 && g.Min < g.members && len(g.G
 // ran: what comes free is gathered for it at once.
 func (g *gang) displaced() bool { return g.Attempt > 0 && g.Ran == 0 }
 
+// request is what a gang asks for, made when it is first asked for; nil where no
+// job can mean it.
+func (c *cycle) request(g *gang) *placement.Request {
+	if g.req == nil && len(impossible(g.Gang)) == 0 {
+		g.req = c.place.Request(g.Gang)
+	}
+	return g.req
+}
+
 // running tells whether it holds cards and nobody has asked it to leave.
 func (g *gang) running() bool {
 	return (g.State == core.GangRunning || g.State == core.GangPlacing) && !g.gone

@@ -27,8 +27,11 @@ func (c *cycle) giveUp(g *gang) bool {
 	waited := fmt.Sprintf("waited %s, longer than queue %s lets gangs wait (%s)", c.waited(g), q.Name, q.GiveUp.After)
 	switch {
 	case q.GiveUp.Action == "split" && g.Split && g.members > 1:
+		// Until that is done it waits like any other, with what is in its way and
+		// a promise.
 		c.plan.Splits = append(c.plan.Splits, g.ID)
-		g.v.Action, g.v.Reason, g.v.Sentence = core.ActionWait, core.ReasonGiveUp, waited+"; goes on as "+count(g.members, "single member")
+		g.v.Reason, g.v.Sentence = core.ReasonGiveUp, waited+"; goes on as "+count(g.members, "single member")
+		return false
 	case q.GiveUp.Action == "min" && g.elastic():
 		return false
 	default:
@@ -80,8 +83,8 @@ func (c *cycle) growOne(g *gang) {
 		return
 	}
 	slices.Sort(near)
-	if g.req == nil {
-		g.req = c.place.Request(g.Gang)
+	if c.request(g) == nil {
+		return
 	}
 	lost := len(g.Lost)
 	for _, o := range g.req.Options {

@@ -128,6 +128,27 @@ func TestMembersBesideEachOther(t *testing.T) {
 	}
 }
 
+// Groups that different nodes serve are placed together though no node serves
+// all of them.
+func TestGroupsOfUnlikeNodes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 3, 2, func(i int, n *core.Node) {
+		if i == 2 {
+			n.Devices[0].Type, n.Devices[0].Name = "mig", "1g.10gb"
+		}
+		n.Capacity.CPU = 4
+	}).start()
+	// Placed first, both actors go to one node and leave no two with the
+	// processors of an evaluator.
+	g := gang(2, 1, func(g *core.Group) { g.Use.CPU = 1 })
+	learner := g.Groups[0]
+	learner.Name, learner.Count, learner.Use.CPU, learner.Devices = "learner", 1, 4, []core.DeviceAsk{{Type: "mig", Count: 1}}
+	evaluator := g.Groups[0]
+	evaluator.Name, evaluator.Count, evaluator.Use.CPU, evaluator.Devices = "evaluator", 2, 3, nil
+	g.Groups = append(g.Groups, learner, evaluator)
+	must.Eq(t, "n1x2 n2x2 n3", b.on(g))
+}
+
 // distinct_property of a job counts over all its groups.
 func TestDistinctPropertyOfTheJob(t *testing.T) {
 	t.Parallel()

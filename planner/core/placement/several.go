@@ -1,6 +1,10 @@
 package placement
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/nomad-muster/muster/planner/core"
+)
 
 // Groups of one gang that compete for the same nodes, one for cards and another
 // for processors, say, may all fit although the one that is placed first leaves
@@ -75,8 +79,8 @@ func (t *joint) group(at int) bool {
 // now is how many members of a group a node takes in the state of the search.
 func (t *joint) now(g int, n int32) int {
 	v := t.o.views[g]
-	if t.opt.Deny != nil && t.opt.Deny[n] || t.used[n] || !v.resources(n) {
-		return 0
+	if t.opt.Deny != nil && t.opt.Deny[n] || t.used[n] || v.feasible(n) != core.ReasonFits {
+		return 0 // that another group can be on the node says nothing of this one
 	}
 	return v.fits(n)
 }
