@@ -392,6 +392,7 @@ func (w *World) free(left core.GangID) []*Gang {
 		}
 		g.After = slices.Delete(slices.Clone(g.After), at, at+1)
 		if len(g.After) == 0 {
+			g.Waits = false
 			for i := range g.Claims {
 				g.Claims[i].Asked = false
 			}
