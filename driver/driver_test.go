@@ -245,7 +245,19 @@ func TestHangIsFoundAndNamed(t *testing.T) {
 		script = append(script, withExample(t, "allreduce.py"))
 	}
 	config["hang_timeout"] = "3s"
+	// The tools that look from outside are the operator's: what the task has of
+	// the same name on its own path is never run, since it would be as root.
+	tools, own := t.TempDir(), t.TempDir()
+	for name, text := range map[string]string{"py-spy": "echo \"$1 $2: MainThread waits in all_reduce\"", "nvidia-smi": "echo \"$1\"; echo '0, GPU-1, P0, 100 %'; exit 15"} {
+		must.NoError(t, os.WriteFile(filepath.Join(tools, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755))
+		must.NoError(t, os.WriteFile(filepath.Join(own, name), []byte("#!/bin/sh\ntouch "+own+"/was-run\n"), 0o755))
+	}
+	script = append(script, func(cfg *driver.TaskConfig) {
+		cfg.Env["PATH"] = own + ":/usr/bin:/bin"
+		cfg.DeviceEnv = map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1,GPU-2,GPU-3,GPU-4,GPU-5,GPU-6,GPU-7"}
+	})
 	tr := newTrial(t, 2, config, script...)
+	tr.plugin.config.Path = tools + ":" + tr.plugin.config.Path
 	tr.run()
 	tr.planner.Await(tr.ctx, 1, "training", func(all map[string]contract.Report) bool {
 		for _, r := range all {
@@ -270,6 +282,10 @@ func TestHangIsFoundAndNamed(t *testing.T) {
 		must.StrContains(t, string(evidence), fmt.Sprintf("\nrank %d, process %d", rank, a.Status.Ranks[rank]))
 	}
 	must.StrContains(t, string(evidence), "  still waiting\n")
+	must.StrContains(t, string(evidence), "py-spy:\ndump --pid: MainThread waits in all_reduce")
+	must.StrContains(t, string(evidence), "\ncards:\n  --id=GPU-0,GPU-1,GPU-2,GPU-3,GPU-4,GPU-5,GPU-6,GPU-7\n  0, GPU-1, P0, 100 %\n  "+tools+"/nvidia-smi ended with code 15")
+	_, err = os.Stat(filepath.Join(own, "was-run"))
+	must.ErrorIs(t, err, os.ErrNotExist)
 	must.StrContains(t, tr.members[0].err.text(), "[muster] rank 3: state T")
 	// Who of the two sees it first ends the other, by its report or by the
 	// connection that breaks.

@@ -21,6 +21,9 @@ import (
 // driverProgram builds the driver as it is shipped: in an image there are no
 // libraries of the host's.
 var driverProgram = sync.OnceValues(func() (string, error) {
+	if programs != "" {
+		return filepath.Join(programs, "nomad-driver-torchrun"), nil
+	}
 	path := filepath.Join(built, "nomad-driver-torchrun")
 	cmd := exec.Command("go", "build", "-o", path, "../cmd/nomad-driver-torchrun")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -33,10 +36,11 @@ var driverProgram = sync.OnceValues(func() (string, error) {
 // testImage builds an image from a folder: the example rank, a shell and nothing
 // else; there is no registry here.
 var testImage = sync.OnceValues(func() (string, error) {
-	dir := filepath.Join(built, "image")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	dir, err := os.MkdirTemp("", "muster-test-image-*")
+	if err != nil {
 		return "", err
 	}
+	defer os.RemoveAll(dir)
 	rank, err := allreduce()
 	if err != nil {
 		return "", err
