@@ -25,6 +25,9 @@ type book struct {
 	// of gangs that were told: by gang, until it is forgotten.
 	done map[string]map[Key]bool
 	over map[string]time.Time
+	// came are the submissions that were told, likewise.
+	came    map[string]time.Time
+	history history
 	// booked is the first hour that is not; 0: none yet.
 	booked int64
 	// closing are hours that are on their way to the ledger, which has those
@@ -62,7 +65,7 @@ type piece struct {
 }
 
 func newBook(put func(...record)) *book {
-	return &book{attempts: map[Key]*live{}, gangs: map[string]map[Key]*live{}, done: map[string]map[Key]bool{}, over: map[string]time.Time{}, guarantees: map[string]Guarantee{}, put: put}
+	return &book{attempts: map[Key]*live{}, gangs: map[string]map[Key]*live{}, done: map[string]map[Key]bool{}, over: map[string]time.Time{}, came: map[string]time.Time{}, guarantees: map[string]Guarantee{}, put: put}
 }
 
 func (b *book) attempt(k Key) *live {
@@ -82,6 +85,7 @@ func (b *book) attempt(k Key) *live {
 func (b *book) observe(g Gang, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.learn(&g)
 	seen := map[string]bool{}
 	for _, id := range g.Others {
 		seen[id] = true
@@ -276,6 +280,7 @@ func (b *book) forget(gang string, now time.Time) {
 	}
 	delete(b.done, gang)
 	delete(b.over, gang)
+	delete(b.came, gang)
 }
 
 // reconcile ends what is open of gangs that are not there, at the time when

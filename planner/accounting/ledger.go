@@ -155,7 +155,10 @@ func (l *Ledger) open(ctx context.Context) error {
 	if l.readers, err = openReaders(l.path); err != nil {
 		return err
 	}
-	return l.load(ctx)
+	if err := l.load(ctx); err != nil {
+		return err
+	}
+	return l.loadHistory(ctx)
 }
 
 func openReaders(path string) (*sql.DB, error) {
@@ -355,7 +358,7 @@ func (l *Ledger) Renew(ctx context.Context) error {
 	if err := shadow.load(ctx); err != nil {
 		return err
 	}
-	old.attempts, old.gangs, old.done, old.over, old.booked, old.closing = fresh.attempts, fresh.gangs, fresh.done, fresh.over, fresh.booked, nil
+	old.attempts, old.gangs, old.done, old.over, old.came, old.booked, old.closing = fresh.attempts, fresh.gangs, fresh.done, fresh.over, fresh.came, fresh.booked, nil
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/core/recent"
 )
 
 // Key names an attempt for ever.
@@ -19,6 +20,9 @@ type Gang struct {
 	Name     string // namespace/job
 	Attempts []Attempt
 	End      *GangEnd // nil: it is not over
+	// Came is what the gang asked for when it was submitted; nil: it is not
+	// known, or nothing to learn from.
+	Came *recent.Gang
 	// Whole: the attempts' allocations and Others are all that Nomad has of the
 	// gang, so that one that is open in the books and not among them is gone.
 	Whole bool
@@ -67,6 +71,9 @@ type GangEnd struct {
 	Stage           contract.Stage
 	Queue, User     string
 	Cards, Attempts int
+	// Ran is how long the ranks of a gang that completed ran, without what was
+	// lost; 0: it did not complete.
+	Ran time.Duration
 }
 
 // Alloc is one allocation.

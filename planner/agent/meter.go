@@ -32,6 +32,8 @@ const (
 type meter struct {
 	ledger atomic.Pointer[accounting.Ledger] // nil: it cannot be opened
 	spent  atomic.Pointer[map[core.QueueName]int64]
+	// learned is what decisions are told of earlier gangs; nil: nothing yet.
+	learned atomic.Pointer[learned]
 	// figures are the gauges as they were worked out last; nil: not yet.
 	figures atomic.Pointer[figures]
 
@@ -49,6 +51,15 @@ type meter struct {
 	use     *utilisation.Meter
 	held    map[string]heldBy // by allocation
 	kept    map[utilisation.Attempt][]byte
+}
+
+// learned from the ledger. The lists are not changed afterwards.
+type learned struct {
+	recent    []core.Shape
+	estimates []core.Estimate
+	ended     int64 // as Ledger.Estimates counts
+	at        time.Time
+	took      time.Duration
 }
 
 // heldBy is the cards of an allocation that samples are booked by.
@@ -128,6 +139,7 @@ func (a *Agent) meterLoop(ctx context.Context, cfg *config.Config) {
 		}
 		if l != nil {
 			all, ok := a.look(l, now)
+			m.learn(l)
 			if ok && all && !reconciled {
 				reconciled = true
 				l.Reconcile(a.gangNames())
@@ -429,6 +441,32 @@ func (a *Agent) readSpent(ctx context.Context, l *accounting.Ledger, now time.Ti
 		}
 	}
 	a.meter.spent.Store(&spent)
+}
+
+// learn takes what the ledger has learned. Working out the estimates takes at
+// most a fiftieth of the time.
+func (m *meter) learn(l *accounting.Ledger) {
+	old := m.learned.Load()
+	next := &learned{}
+	if old != nil {
+		*next = *old
+	}
+	next.recent = l.Recent()
+	if now := time.Now(); now.Sub(next.at) >= 50*next.took {
+		if list, ended := l.Estimates(next.ended); ended != next.ended {
+			next.estimates, next.ended, next.at, next.took = list, ended, now, time.Since(now)
+		}
+	}
+	m.learned.Store(next)
+}
+
+// history is the mix of recent demand, and estimates of run times; nil: not
+// known.
+func (m *meter) history() ([]core.Shape, []core.Estimate) {
+	if p := m.learned.Load(); p != nil {
+		return p.recent, p.estimates
+	}
+	return nil, nil
 }
 
 // used is what queues have used of their budgets; nil: not known.

@@ -9,6 +9,7 @@ import (
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/accounting"
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/recent"
 	"github.com/nomad-muster/muster/planner/lifecycle"
 	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
@@ -55,6 +56,7 @@ func (s *state) sight(e *entry) (sight, bool) {
 		return sight{}, false
 	}
 	out := sight{gang: accounting.Gang{Name: e.key.String(), Whole: true}, cards: map[string]map[string][]string{}}
+	out.gang.Came = s.came(e)
 	add := func(a accounting.Attempt) {
 		a.Gang, a.Queue, a.User, a.Members, a.Cards, a.Submitted = e.key.String(), account.queue, account.user, account.members, account.cards, saved.Submitted
 		for _, st := range a.Stages {
@@ -83,7 +85,7 @@ func (s *state) sight(e *entry) (sight, bool) {
 		add(a)
 	}
 	if end := saved.End; end != nil {
-		out.gang.End = &accounting.GangEnd{At: end.At, Submitted: saved.Submitted, Stage: end.Stage, Queue: account.queue, User: account.user, Cards: account.cards, Attempts: saved.Attempt}
+		out.gang.End = &accounting.GangEnd{At: end.At, Submitted: saved.Submitted, Stage: end.Stage, Queue: account.queue, User: account.user, Cards: account.cards, Attempts: saved.Attempt, Ran: g.Took()}
 	}
 	running := len(out.gang.Attempts) - 1 // of one that has not ended, where there is one
 	for _, alloc := range s.byJob[e.key] {
@@ -106,6 +108,22 @@ func (s *state) sight(e *entry) (sight, bool) {
 		out.gang.Attempts = out.gang.Attempts[:running]
 	}
 	return out, true
+}
+
+// came is what a gang asked for when it was submitted, as recent demand counts
+// it; nil: it does not count.
+func (s *state) came(e *entry) *recent.Gang {
+	asked, known := e.gang.Asked()
+	if j := s.jobs[e.key]; !known && e.gang.Saved.Phase == lifecycle.Over && j != nil && j.Gang != nil {
+		asked, known = lifecycle.Hypothetical(j.Gang, s.set, time.Time{}), true
+	}
+	if asked.Submitted = e.gang.Saved.Submitted; !known {
+		return nil
+	}
+	if came, ok := recent.Of(&asked, s.isCard); ok {
+		return &came
+	}
+	return nil
 }
 
 func bookedStages(stages []lifecycle.Stage) []accounting.Stage {

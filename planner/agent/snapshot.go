@@ -22,6 +22,7 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 	departing := s.departing()
 	snap := &core.Snapshot{Now: now, Config: &cfg.Core, Nodes: s.nodeList.list(), Claims: s.claims.list(), Paused: s.paused != "", PausedWhy: s.paused, History: s.history(now)}
 	snap.History.UsedCardSeconds = a.meter.used()
+	snap.History.Recent, snap.History.Estimates = a.meter.history()
 	order := s.order()
 	snap.Gangs = make([]core.Gang, 0, len(order))
 	var ask []core.Claim

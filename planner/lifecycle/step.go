@@ -429,6 +429,41 @@ func (g *Gang) Core(now time.Time) (core.Gang, bool) {
 	return out, true
 }
 
+// Asked is what the gang asks for, as it was submitted; false: it is not read
+// yet.
+func (g *Gang) Asked() (core.Gang, bool) {
+	if g.User == nil {
+		return core.Gang{}, false
+	}
+	out := core.Gang{ID: core.GangID(g.ID.String()), Submitted: g.Saved.Submitted, Groups: g.groups}
+	for _, m := range g.Meta.Models {
+		out.Models = append(out.Models, core.Model(m))
+	}
+	for _, f := range g.Faults {
+		out.Faults = append(out.Faults, f.String())
+	}
+	return out, true
+}
+
+// Took is how long the ranks of a gang that completed ran, in all attempts and
+// without what was lost; 0: it did not complete.
+func (g *Gang) Took() time.Duration {
+	s := &g.Saved
+	if s.End == nil || s.End.Stage != contract.StageComplete || len(s.Attempts) == 0 {
+		return 0
+	}
+	last := &s.Attempts[len(s.Attempts)-1]
+	if last.Exit == nil || last.Exit.Outcome != contract.OutcomeComplete {
+		return 0
+	}
+	for _, st := range last.Stages {
+		if st.Stage == contract.StageStarted {
+			return max(0, s.Ran+last.Exit.At.Sub(st.At))
+		}
+	}
+	return 0
+}
+
 // Checkpoint is the last one that a member of the attempt reported; zero: none.
 func (g *Gang) Checkpoint() (at time.Time) {
 	for _, r := range g.reports {

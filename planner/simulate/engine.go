@@ -210,7 +210,7 @@ func (e *engine) ended(j *job) {
 	j.out.End = e.w.Now.Sub(epoch)
 	j.out.Done = true
 	e.hold(j, -1)
-	e.learner.Ended(&j.gang.Gang, j.cards(), j.Run)
+	e.learner.Ended(&j.gang.Gang, j.cards(), e.w.Now, j.Run)
 	e.learned++
 	started := e.w.End(j.gang, "complete")
 	e.res.over(j)

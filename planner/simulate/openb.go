@@ -12,6 +12,13 @@ import (
 // OpenB is the packing study of FGD (ATC'23): pods of a trace, shuffled by a
 // seed and then drawn again at random until they ask for so much of the
 // cluster's cards, arrive one by one and stay. What does not fit is dropped.
+//
+// The planner runs as it is configured and knows of the pods that came before,
+// by its own rule (package recent), and of nothing else. Pods are decided on in
+// bursts of up to 32, in the order of their arrival, as a service does that
+// finds several in its queue; where one of a burst finds no place, nothing of
+// that plan is carried out and each pod of the burst has a cycle of its own, at
+// whose end it is dropped if it still waits.
 type OpenB struct {
 	Config   *core.Config
 	Nodes    []core.Node
@@ -36,52 +43,33 @@ func (o *OpenB) Run() ([]OpenBPoint, error) {
 			capacity += int64(len(o.Nodes[i].Devices[d].Cards)) * 1000
 		}
 	}
-	w := NewWorld(epoch, o.Config, slices.Clone(o.Nodes))
-	decider := decide.New()
-	var mix mixture
+	r := &openB{w: NewWorld(epoch, o.Config, slices.Clone(o.Nodes)), decider: decide.New()}
 	var out []OpenBPoint
-	arrived, held := int64(0), int64(0)
-	// Several arrivals are decided in one cycle, in their order: since nothing
-	// ends and nothing is promised, that is the same as one after the other.
-	const batch = 32
-	cfg := *o.Config
-	cfg.Reservations = 0
-	w.Config = &cfg
-	type arrival struct {
-		gang *Gang
-		pod  Job
-	}
-	for n := 0; float64(arrived) < o.Until*float64(capacity); {
-		var now []arrival
-		for len(now) < batch && float64(arrived) < o.Until*float64(capacity) {
+	asked, arrived, held, alone := int64(0), int64(0), int64(0), 0
+	until := int64(o.Until * float64(capacity))
+	for n := 0; asked < until; {
+		var now []Job
+		for len(now) < burst && (alone == 0 || len(now) == 0) && asked < until {
 			pod := o.Pods[rnd.IntN(len(o.Pods))]
 			if n < len(pods) {
 				pod = pods[n]
 			}
 			pod.ID, pod.Queue, pod.Submit = fmt.Sprintf("p%06d", n), o.Config.Queues[0].Name, 0
-			mix.add(&pod)
-			g, err := w.Submit(pod.gang(epoch))
-			if err != nil {
-				return nil, err
-			}
-			now = append(now, arrival{g, pod})
-			arrived += pod.milli()
+			now = append(now, pod)
+			asked += pod.milli()
 			n++
 		}
-		w.History.Recent = mix.shapes()
-		p := decider.Decide(w.Snapshot())
-		if _, err := w.Apply(p); err != nil {
+		placed, err := r.decide(now)
+		if err != nil {
 			return nil, err
 		}
+		alone = max(0, alone-1)
 		for i := range now {
-			arrived -= now[i].pod.milli()
-		}
-		for i := range now {
-			arrived += now[i].pod.milli()
-			if now[i].gang.State == core.GangRunning {
-				held += now[i].pod.milli()
+			arrived += now[i].milli()
+			if placed[i] {
+				held += now[i].milli()
 			} else {
-				w.End(now[i].gang, "dropped")
+				alone = burst // the next ones probably find no place either
 			}
 			out = append(out, OpenBPoint{float64(arrived) / float64(capacity), float64(held) / float64(capacity)})
 		}
@@ -89,7 +77,7 @@ func (o *OpenB) Run() ([]OpenBPoint, error) {
 			o.Progress(out[len(out)-1].Arrived)
 		}
 	}
-	return out, w.Check()
+	return out, r.w.Check()
 }
 
 // Unallocated is the share of all cards that is not held when so much has
@@ -103,24 +91,45 @@ func Unallocated(points []OpenBPoint, arrived float64) float64 {
 	return 1
 }
 
-// mixture counts the shapes of jobs.
-type mixture struct {
-	index map[string]int
-	all   []core.Shape
+// burst is how many pods are decided on in one cycle.
+const burst = 32
+
+// openB is a replay under way.
+type openB struct {
+	w       *World
+	decider core.Decider
 }
 
-func (m *mixture) add(j *Job) {
-	if m.index == nil {
-		m.index = map[string]int{}
+// decide tells which of the pods that came were placed.
+func (r *openB) decide(pods []Job) ([]bool, error) {
+	gangs := make([]*Gang, len(pods))
+	for i := range pods {
+		g, err := r.w.Submit(pods[i].gang(epoch))
+		if err != nil {
+			return nil, err
+		}
+		gangs[i] = g
 	}
-	key := fmt.Sprint(j.Members, j.Cards, j.Shares, j.Use, j.Models)
-	at, ok := m.index[key]
-	if !ok {
-		at = len(m.all)
-		m.index[key] = at
-		m.all = append(m.all, core.Shape{Members: max(1, j.Members), Cards: j.Cards, Shares: j.Shares, Use: j.Use, Models: j.Models})
+	placed := make([]bool, len(pods))
+	plan := r.decider.Decide(r.w.Snapshot())
+	if len(plan.Starts) == len(pods) || len(pods) == 1 {
+		_, err := r.w.Apply(plan)
+		for i, g := range gangs {
+			if placed[i] = g.State == core.GangRunning; !placed[i] {
+				r.w.End(g, "dropped")
+			}
+		}
+		return placed, err
 	}
-	m.all[at].Weight++
+	for _, g := range gangs {
+		r.w.End(g, "submitted again")
+	}
+	for i := range pods {
+		one, err := r.decide(pods[i : i+1])
+		if err != nil {
+			return nil, err
+		}
+		placed[i] = one[0]
+	}
+	return placed, nil
 }
-
-func (m *mixture) shapes() []core.Shape { return slices.Clone(m.all) }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/planner/core"
+	"github.com/nomad-muster/muster/planner/core/recent"
 )
 
 // World is a cluster in virtual time: nodes, gangs, and who holds what. It
@@ -17,8 +18,8 @@ type World struct {
 	Now    time.Time
 	Config *core.Config
 	Nodes  []core.Node
-	// History is handed to the core as it is; eviction counts and
-	// reservations are kept by the world.
+	// History is handed to the core as it is; eviction counts, reservations and
+	// the mix of recent demand are kept by the world.
 	History   core.History
 	Paused    bool
 	PausedWhy string
@@ -32,6 +33,7 @@ type World struct {
 	seq     int64
 	day     int64
 	evicted []eviction // in the last 24 hours
+	recent  recent.Window
 }
 
 // Gang is a gang with its place in the world.
@@ -91,12 +93,17 @@ func (w *World) Submit(g core.Gang) (*Gang, error) {
 	if g.Queued.IsZero() {
 		g.Queued = w.Now
 	}
+	if came, ok := recent.Of(&g, w.isCard); ok {
+		w.recent.Came(came)
+	}
 	x := &Gang{Gang: g}
 	w.gangs[g.ID] = x
 	at, _ := slices.BinarySearchFunc(w.order, g.ID, func(a *Gang, id core.GangID) int { return cmp.Compare(a.ID, id) })
 	w.order = slices.Insert(w.order, at, x)
 	return x, nil
 }
+
+func (w *World) isCard(typ string) bool { return slices.Contains(w.Config.CardTypes, typ) }
 
 // EditNode changes a node and gives it a new version.
 func (w *World) EditNode(id core.NodeID, edit func(*core.Node)) error {
@@ -181,6 +188,7 @@ func (w *World) Snapshot() *core.Snapshot {
 		s.Gangs[i] = g.Gang
 		s.Claims = append(s.Claims, g.Claims...)
 	}
+	s.History.Recent = w.recent.Shapes()
 	s.History.EvictionsToday, s.History.TopEvictionsToday = map[core.QueueName]int{}, map[core.QueueName]int{}
 	for _, e := range w.evicted {
 		if e.at.Unix()/86400 == w.Now.Unix()/86400 {

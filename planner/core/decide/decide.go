@@ -38,7 +38,6 @@ package decide
 
 import (
 	"cmp"
-	"math/bits"
 	"slices"
 	"time"
 
@@ -48,6 +47,7 @@ import (
 	"github.com/nomad-muster/muster/planner/core/estimate"
 	"github.com/nomad-muster/muster/planner/core/fairshare"
 	"github.com/nomad-muster/muster/planner/core/placement"
+	"github.com/nomad-muster/muster/planner/core/recent"
 )
 
 // decider keeps what it derived from nodes and claims that did not change, and
@@ -218,64 +218,19 @@ func total(need []fairshare.Need) int {
 	return n
 }
 
-// shape is what one member asks for, as the mix counts it.
-type shape struct {
-	use           core.Resources
-	cards, shares int
-	models        string
-}
-
-// fewGangs tell nothing of the mix.
-const fewGangs = 32
-
-// mix is what gangs lately asked for: as the service counted, or else the
-// gangs of the snapshot. Frequencies are rounded to powers of two, so that
-// scores are found again only when the mix has changed.
+// mix is what gangs lately asked for: as it was counted, or else, by the same
+// rule, of the gangs of the snapshot.
 func (c *cycle) mix() []core.Shape {
-	if len(c.s.History.Recent) > 0 || len(c.gangs) < fewGangs {
+	if len(c.s.History.Recent) > 0 || len(c.gangs) < recent.Few {
 		return c.s.History.Recent
 	}
-	index, all := map[shape]int{}, 0
-	var out []core.Shape
-	var names []byte
+	var w recent.Window
 	for i := range c.gangs {
-		g := &c.gangs[i]
-		names = names[:0]
-		for _, m := range g.Models {
-			names = append(append(names, m...), 0)
-		}
-		for k := range g.Groups {
-			group := &g.Groups[k]
-			s := core.Shape{Members: 1, Use: group.Use, Models: g.Models}
-			for d := range group.Devices {
-				if ask := &group.Devices[d]; c.live.IsCard(ask.Type) {
-					s.Cards += ask.Count
-					s.Shares += ask.Shares
-					if ask.Name != "" && len(g.Models) == 0 {
-						s.Models = []core.Model{core.Model(ask.Name)}
-						names = append(append(names[:0], ask.Name...), 0)
-					}
-				}
-			}
-			key := shape{s.Use, s.Cards, s.Shares, string(names)}
-			at, ok := index[key]
-			if !ok {
-				at = len(out)
-				index[key] = at
-				out = append(out, s)
-			}
-			out[at].Weight += group.Count
-			all += group.Count
+		if came, ok := recent.Of(c.gangs[i].Gang, c.live.IsCard); ok {
+			w.Came(came)
 		}
 	}
-	for i := range out {
-		if n := out[i].Weight * 1024 / max(1, all); n > 0 {
-			out[i].Weight = 1 << (bits.Len64(uint64(n*n)*2) / 2)
-		} else {
-			out[i].Weight = 0
-		}
-	}
-	return out
+	return w.Shapes()
 }
 
 // collect numbers the gangs by id, charges queues and users for what they

@@ -85,33 +85,78 @@ func Left(e core.Estimate, ran time.Duration) (likely, most time.Duration) {
 	return likely, most
 }
 
-// Learner keeps the last times of each kind of gang.
+// Learner keeps the last times of each kind of gang, of the last Most gangs
+// that ended by themselves. What it says depends on these alone, not on the
+// order in which it was told.
 type Learner struct {
-	times map[key][]time.Duration
-	at    map[key]int
+	times map[key][]sample // by time, then by gang
+	ended []ended          // likewise
 }
+
+// Most is how many gangs are learned from.
+const Most = 16_384
 
 // window is how many times of one kind are kept.
 const window = 64
 
-// Ended tells of a gang that ended by itself after running for a time.
-func (l *Learner) Ended(g *core.Gang, cards int, ran time.Duration) {
-	if l.times == nil {
-		l.times, l.at = map[key][]time.Duration{}, map[key]int{}
+type sample struct {
+	at  time.Time
+	id  core.GangID
+	ran time.Duration
+}
+
+func (s sample) compare(o sample) int { return cmp.Or(s.at.Compare(o.at), cmp.Compare(s.id, o.id)) }
+
+type ended struct {
+	sample
+	kinds [5]key
+}
+
+// Ended tells of a gang that ended by itself at a time, after running for so
+// long. To be told again of one changes nothing.
+func (l *Learner) Ended(g *core.Gang, cards int, at time.Time, ran time.Duration) {
+	e := ended{sample{at, g.ID, ran}, likes(g.User, Name(g), g.Queue, cards)}
+	i, known := slices.BinarySearchFunc(l.ended, e.sample, func(x ended, y sample) int { return x.compare(y) })
+	if known || i == 0 && len(l.ended) >= Most {
+		return
 	}
-	kinds := likes(g.User, Name(g), g.Queue, cards)
-	for i, k := range kinds {
-		if slices.Contains(kinds[:i], k) {
-			continue
+	if l.times == nil {
+		l.times = map[key][]sample{}
+	}
+	l.ended = slices.Insert(l.ended, i, e)
+	for n, k := range e.kinds {
+		if !slices.Contains(e.kinds[:n], k) {
+			l.add(k, e.sample)
 		}
-		if t := l.times[k]; len(t) < window {
-			l.times[k] = append(t, ran)
-		} else {
-			t[l.at[k]%window] = ran
-		}
-		l.at[k]++
+	}
+	if len(l.ended) > Most {
+		l.drop(&l.ended[0])
+		l.ended = l.ended[1:]
 	}
 }
+
+func (l *Learner) add(k key, s sample) {
+	t := l.times[k]
+	i, _ := slices.BinarySearchFunc(t, s, sample.compare)
+	if i == 0 && len(t) >= window {
+		return
+	}
+	t = slices.Insert(t, i, s)
+	l.times[k] = t[max(0, len(t)-window):]
+}
+
+func (l *Learner) drop(e *ended) {
+	for _, k := range e.kinds {
+		if t := l.times[k]; len(t) > 0 && t[0].compare(e.sample) == 0 {
+			if l.times[k] = t[1:]; len(t) == 1 {
+				delete(l.times, k)
+			}
+		}
+	}
+}
+
+// Len is how many gangs are learned from.
+func (l *Learner) Len() int { return len(l.ended) }
 
 // Estimates lists what was learned of kinds of which enough gangs are known,
 // ordered.
@@ -121,7 +166,10 @@ func (l *Learner) Estimates() []core.Estimate {
 		if len(t) < Enough {
 			continue
 		}
-		sorted := slices.Clone(t)
+		sorted := make([]time.Duration, len(t))
+		for i := range t {
+			sorted[i] = t[i].ran
+		}
 		slices.Sort(sorted)
 		out = append(out, core.Estimate{User: k.user, Name: k.name, Queue: k.queue, Cards: k.cards, Count: len(t),
 			Median: sorted[len(t)/2], Upper: sorted[min(len(t)-1, len(t)*9/10)]})

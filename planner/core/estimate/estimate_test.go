@@ -1,6 +1,7 @@
 package estimate_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -62,15 +63,36 @@ func TestLeft(t *testing.T) {
 	}
 }
 
+func at(i int) time.Time { return time.Unix(1_800_000_000+int64(i), 0) }
+
+// The last gangs count, in whatever order they are told; what is older is
+// forgotten, with kinds of which nothing is left.
+func TestLearnerIsBounded(t *testing.T) {
+	t.Parallel()
+	var forth, back estimate.Learner
+	const n = estimate.Most + 1000 // a multiple of 8
+	told := func(l *estimate.Learner, i int) {
+		l.Ended(gang("u", fmt.Sprint("job", i%5000)), 1+i%7, at(i), time.Duration(i%97)*time.Minute)
+	}
+	for i := range n {
+		told(&forth, i)
+		told(&back, i^7)
+	}
+	must.Eq(t, estimate.Most, forth.Len())
+	must.Eq(t, estimate.Most, back.Len())
+	must.Eq(t, forth.Estimates(), back.Estimates())
+}
+
 // What ended teaches every kind that it belongs to, the last of them most.
 func TestLearner(t *testing.T) {
 	t.Parallel()
 	var l estimate.Learner
 	must.SliceEmpty(t, l.Estimates())
 	for i := range 10 {
-		l.Ended(gang("ann", "train"), 8, time.Duration(i+1)*hour)
+		l.Ended(gang("ann", "train"), 8, at(i), time.Duration(i+1)*hour)
 	}
-	l.Ended(gang("bob", "train"), 8, 100*hour)
+	l.Ended(gang("ann", "train"), 8, at(3), 4*hour) // told again
+	l.Ended(gang("bob", "train"), 8, at(10), 100*hour)
 	b := estimate.New(l.Estimates())
 	e, ok := b.Find(gang("ann", "train"), 8)
 	must.True(t, ok)
@@ -78,8 +100,8 @@ func TestLearner(t *testing.T) {
 	e, _ = b.Find(gang("eve", "train"), 8) // of everybody's
 	must.Eq(t, 11, e.Count)
 	must.Eq(t, 10*hour, e.Upper)
-	for range 100 { // times change: old ones are forgotten
-		l.Ended(gang("ann", "train"), 8, 20*hour)
+	for i := range 100 { // times change: old ones are forgotten
+		l.Ended(gang("ann", "train"), 8, at(11+i), 20*hour)
 	}
 	e, _ = estimate.New(l.Estimates()).Find(gang("ann", "train"), 8)
 	must.Eq(t, 20*hour, e.Median)
