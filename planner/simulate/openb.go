@@ -13,12 +13,12 @@ import (
 // seed and then drawn again at random until they ask for so much of the
 // cluster's cards, arrive one by one and stay. What does not fit is dropped.
 //
-// The planner runs as it is configured and knows of the pods that came before,
-// by its own rule (package recent), and of nothing else. Pods are decided on in
-// bursts of up to 32, in the order of their arrival, as a service does that
-// finds several in its queue; where one of a burst finds no place, nothing of
-// that plan is carried out and each pod of the burst has a cycle of its own, at
-// whose end it is dropped if it still waits.
+// The planner runs as it is configured and knows of the pods that came, by its
+// own rule (package recent), and of nothing else. Up to 32 pods that arrive one
+// after the other wait at a time, and are decided on in that order. Of a plan
+// the starts are carried out that come before the first pod that finds no
+// place; that one is dropped, and those behind it are decided on again: nothing
+// is kept for what is dropped, and the pods get what each would get alone.
 type OpenB struct {
 	Config   *core.Config
 	Nodes    []core.Node
@@ -43,41 +43,55 @@ func (o *OpenB) Run() ([]OpenBPoint, error) {
 			capacity += int64(len(o.Nodes[i].Devices[d].Cards)) * 1000
 		}
 	}
-	r := &openB{w: NewWorld(epoch, o.Config, slices.Clone(o.Nodes)), decider: decide.New()}
+	w, decider := NewWorld(epoch, o.Config, slices.Clone(o.Nodes)), decide.New()
 	var out []OpenBPoint
-	asked, arrived, held, alone := int64(0), int64(0), int64(0), 0
+	asked, arrived, held := int64(0), int64(0), int64(0)
 	until := int64(o.Until * float64(capacity))
-	for n := 0; asked < until; {
-		var now []Job
-		for len(now) < burst && (alone == 0 || len(now) == 0) && asked < until {
+	type arrival struct {
+		gang  *Gang
+		milli int64
+	}
+	var waiting []arrival
+	for n := 0; asked < until || len(waiting) > 0; {
+		for len(waiting) < burst && asked < until {
 			pod := o.Pods[rnd.IntN(len(o.Pods))]
 			if n < len(pods) {
 				pod = pods[n]
 			}
 			pod.ID, pod.Queue, pod.Submit = fmt.Sprintf("p%06d", n), o.Config.Queues[0].Name, 0
-			now = append(now, pod)
+			g, err := w.Submit(pod.gang(epoch))
+			if err != nil {
+				return nil, err
+			}
+			waiting = append(waiting, arrival{g, pod.milli()})
 			asked += pod.milli()
 			n++
 		}
-		placed, err := r.decide(now)
-		if err != nil {
+		plan := decider.Decide(w.Snapshot())
+		first := 0
+		for first < len(plan.Starts) && plan.Starts[first].Gang == waiting[first].gang.ID {
+			first++
+		}
+		plan.Starts = plan.Starts[:first]
+		if _, err := w.Apply(plan); err != nil {
 			return nil, err
 		}
-		alone = max(0, alone-1)
-		for i := range now {
-			arrived += now[i].milli()
-			if placed[i] {
-				held += now[i].milli()
+		decided := waiting[:min(first+1, len(waiting))]
+		for i, a := range decided {
+			arrived += a.milli
+			if i < first {
+				held += a.milli
 			} else {
-				alone = burst // the next ones probably find no place either
+				w.End(a.gang, "dropped")
 			}
 			out = append(out, OpenBPoint{float64(arrived) / float64(capacity), float64(held) / float64(capacity)})
 		}
+		waiting = waiting[len(decided):]
 		if o.Progress != nil {
 			o.Progress(out[len(out)-1].Arrived)
 		}
 	}
-	return out, r.w.Check()
+	return out, w.Check()
 }
 
 // Unallocated is the share of all cards that is not held when so much has
@@ -91,45 +105,5 @@ func Unallocated(points []OpenBPoint, arrived float64) float64 {
 	return 1
 }
 
-// burst is how many pods are decided on in one cycle.
+// burst is how many pods wait at most.
 const burst = 32
-
-// openB is a replay under way.
-type openB struct {
-	w       *World
-	decider core.Decider
-}
-
-// decide tells which of the pods that came were placed.
-func (r *openB) decide(pods []Job) ([]bool, error) {
-	gangs := make([]*Gang, len(pods))
-	for i := range pods {
-		g, err := r.w.Submit(pods[i].gang(epoch))
-		if err != nil {
-			return nil, err
-		}
-		gangs[i] = g
-	}
-	placed := make([]bool, len(pods))
-	plan := r.decider.Decide(r.w.Snapshot())
-	if len(plan.Starts) == len(pods) || len(pods) == 1 {
-		_, err := r.w.Apply(plan)
-		for i, g := range gangs {
-			if placed[i] = g.State == core.GangRunning; !placed[i] {
-				r.w.End(g, "dropped")
-			}
-		}
-		return placed, err
-	}
-	for _, g := range gangs {
-		r.w.End(g, "submitted again")
-	}
-	for i := range pods {
-		one, err := r.decide(pods[i : i+1])
-		if err != nil {
-			return nil, err
-		}
-		placed[i] = one[0]
-	}
-	return placed, nil
-}
