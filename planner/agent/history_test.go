@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/capture"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/decide"
+	"github.com/nomad-muster/muster/planner/core/estimate"
 	"github.com/nomad-muster/muster/planner/core/recent"
 	"github.com/shoenig/test/must"
 )
@@ -60,4 +62,50 @@ func TestHistoryIsOfTheLedger(t *testing.T) {
 	_, same, err := d.Replay(decide.New())
 	must.NoError(t, err)
 	must.True(t, same)
+}
+
+// A queue that says order = "shortest" goes by what gangs like these took, as
+// the ledger has it, also after a restart; nobody stated a time limit.
+func TestShortestIsLearned(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, 2).direct()
+	b.cfg.DataDir = t.TempDir()
+	b.queue("default").Order = core.OrderShortest
+	b.start()
+	learned := func() {
+		b.eventually("both kinds are known", func() bool {
+			s, _, err := b.agent.Capture()
+			if err != nil {
+				return false // Nomad is not seen yet
+			}
+			known := map[int]bool{}
+			for _, e := range s.History.Estimates {
+				known[e.Cards] = known[e.Cards] || e.Count >= estimate.Enough
+			}
+			return known[1] && known[2]
+		})
+	}
+	for i := range estimate.Enough {
+		quick, slow := fmt.Sprint("quick", i), fmt.Sprint("slow", i)
+		b.submit(job{id: quick, count: 1, cards: 1, args: []string{"run=1ms"}})
+		b.submit(job{id: slow, count: 2, cards: 1, args: []string{"run=1500ms"}})
+		b.stage(quick, contract.StageComplete)
+		b.stage(slow, contract.StageComplete)
+	}
+	learned()
+	b.submit(job{id: "holds", count: 2, cards: 1})
+	b.training("holds", 1)
+	b.stop()
+	b.start()
+	learned()
+	b.submit(job{id: "slow", count: 2, cards: 1})
+	b.stage("slow", contract.StageQueued)
+	b.submit(job{id: "quick", count: 1, cards: 1})
+	b.stage("quick", contract.StageQueued)
+	b.members.completeAll("holds")
+	b.training("quick", 1)
+	g, _ := b.agent.Gang("default", "slow")
+	must.Eq(t, contract.StageQueued, g.Stage, must.Sprint("it came first and takes longer"))
+	b.members.completeAll("quick")
+	b.training("slow", 1)
 }
