@@ -8,6 +8,7 @@ import (
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/recent"
 )
