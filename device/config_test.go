@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/shoenig/test/must"
 
 	"github.com/nomad-muster/muster/device"
@@ -140,6 +142,30 @@ health {
 		"prometheus.address", "self_test.command", "self_test.timeout", "health.probation", "health.strikes", "health.in_a_row", "health.first_strike", "health.xid[0].codes", "health.xid[0].level", "health.xid[0].until",
 		"health.xid[1].codes", "health.class[0].name", "health.condition[0].name", "health.counter[0].name", "health.counter[0].window", "health.counter[0].level"} {
 		must.StrContains(t, err.Error(), want)
+	}
+}
+
+// The agent's configuration as the pages for operators show it.
+func TestDocumentedAgents(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"../README.md", "../docs/install.md"} {
+		text, err := os.ReadFile(file)
+		must.NoError(t, err)
+		found := 0
+		for _, m := range regexp.MustCompile("(?s)```hcl\n(.*?)```").FindAllSubmatch(text, -1) {
+			parsed, diags := hclsyntax.ParseConfig(m[1], file, hcl.InitialPos)
+			must.False(t, diags.HasErrors(), must.Sprint(diags))
+			for _, b := range parsed.Body.(*hclsyntax.Body).Blocks {
+				if b.Type != "plugin" || b.Labels[0] != "nomad-device-gpu" || len(b.Body.Blocks) == 0 {
+					continue
+				}
+				config := b.Body.Blocks[0]
+				_, err := parse(t, string(m[1][config.OpenBraceRange.End.Byte:config.CloseBraceRange.Start.Byte]))
+				must.NoError(t, err)
+				found++
+			}
+		}
+		must.Eq(t, 1, found, must.Sprint(file))
 	}
 }
 

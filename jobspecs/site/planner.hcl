@@ -29,6 +29,18 @@ variable "token_file" {
   description = "file on the planner's node with the token of the API's operators, at least 16 characters"
 }
 
+variable "cards_token_file" {
+  type        = string
+  default     = "/etc/muster/cards.token"
+  description = "file on the planner's node with the token of the nodes' device plugins, at least 16 characters"
+}
+
+variable "data_dir" {
+  type        = string
+  default     = "/var/lib/muster"
+  description = "folder on the planner's node for the ledger and the webhooks' queues; pin the job to that node, or put it on storage that follows it"
+}
+
 job "muster" {
   type     = "service"
   priority = 90
@@ -81,6 +93,13 @@ job "muster" {
           api {
             listen    = "0.0.0.0:4680"
             plaintext = true # put a proxy with TLS before it, or a tls block here
+          }
+
+          data_dir = "${var.data_dir}"
+
+          token "cards" { # what the nodes' device plugins report with
+            secret_file = "${var.cards_token_file}"
+            role        = "reporter"
           }
 
           token "operator" {

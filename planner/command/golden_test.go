@@ -247,6 +247,29 @@ func TestRunShowsStages(t *testing.T) {
 	}
 }
 
+// What README shows of a cluster is what the commands print of it.
+func TestReadme(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../README.md")
+	must.NoError(t, err)
+	found := 0
+	for _, m := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		for _, part := range strings.Split("\n"+m[1], "\n$ ")[1:] {
+			line, output, _ := strings.Cut(part, "\n")
+			if strings.TrimSpace(output) == "" || !strings.HasPrefix(line, "muster ") {
+				continue
+			}
+			s := scene(t)
+			s.env["NOMAD_NAMESPACE"] = "*"
+			r := s.run(strings.Fields(line)[1:]...)
+			must.Eq(t, 0, r.code, must.Sprint(r.stderr))
+			must.Eq(t, "", cmp.Diff(strings.TrimRight(r.stdout, "\n"), strings.TrimRight(output, "\n")), must.Sprint(line))
+			found++
+		}
+	}
+	must.Eq(t, 2, found)
+}
+
 var marker = regexp.MustCompile("(?s)```text muster ([a-z ]+)\n(.*?)```\n")
 
 // docs/cli.md has each command's help word for word, and every exit code. The

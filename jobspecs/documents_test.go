@@ -1,0 +1,114 @@
+package jobspecs
+
+import (
+	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/shoenig/test/must"
+
+	"github.com/nomad-muster/muster/internal/contract"
+	jobfile "github.com/nomad-muster/muster/internal/nomadsim/jobspec"
+	"github.com/nomad-muster/muster/planner/config"
+	"github.com/nomad-muster/muster/planner/nomad/jobspec"
+	"github.com/nomad-muster/muster/planner/submit"
+)
+
+// pages are the README and all of docs, by name.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	names, err := filepath.Glob("../docs/*.md")
+	must.NoError(t, err)
+	for _, name := range append(names, "../README.md") {
+		text, err := os.ReadFile(name)
+		must.NoError(t, err)
+		out[name] = string(text)
+	}
+	must.Greater(t, 15, len(out))
+	return out
+}
+
+var fence = regexp.MustCompile("(?s)\n *```hcl\n(.*?)\n *```")
+
+// Jobs that the pages show are gangs without a fault.
+func TestJobsOfThePages(t *testing.T) {
+	t.Parallel()
+	found := 0
+	for name, text := range pages(t) {
+		for _, m := range fence.FindAllStringSubmatch(text, -1) {
+			if !strings.HasPrefix(m[1], "job \"") {
+				continue
+			}
+			found++
+			parsed, err := jobfile.Parse(jobfile.Config{Source: []byte(m[1]), Filename: name})
+			must.NoError(t, err)
+			raw, err := json.Marshal(parsed)
+			must.NoError(t, err)
+			done, err := submit.Complete(raw, "default")
+			must.NoError(t, err)
+			job, err := jobspec.Parse(done.Job)
+			must.NoError(t, err)
+			must.True(t, job.IsGang())
+			_, faults := job.Want([]string{contract.TypeGPU})
+			must.NoError(t, contract.Faults(faults).Err(), must.Sprint(name))
+		}
+	}
+	must.GreaterEq(t, 2, found)
+}
+
+// Links between the pages lead somewhere.
+func TestLinksOfThePages(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+	for name, text := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			_, err := os.Stat(filepath.Join(filepath.Dir(name), m[1]))
+			must.NoError(t, err, must.Sprintf("%s: %s", name, m[1]))
+		}
+	}
+	// And the README leads to every page.
+	readme := pages(t)["../README.md"]
+	for name := range pages(t) {
+		if base := filepath.Base(name); base != "README.md" {
+			must.StrContains(t, readme, "](docs/"+base+")")
+		}
+	}
+}
+
+// The planner's configurations that install.md and the planner's own job show
+// are right.
+func TestPlannersOfThePages(t *testing.T) {
+	t.Parallel()
+	secrets := 0
+	secret := func(string) ([]byte, error) { secrets++; return []byte(strings.Repeat("s", 16+secrets)), nil }
+	check := func(name, text string) *config.Config {
+		t.Helper()
+		cfg, err := config.Parse([]config.File{{Name: "muster.hcl", Content: []byte(text)}}, secret)
+		must.NoError(t, err, must.Sprint(name))
+		return cfg
+	}
+	found := 0
+	for _, m := range fence.FindAllStringSubmatch(pages(t)["../docs/install.md"], -1) {
+		if strings.Contains(m[1], "queue \"") {
+			found++
+			must.Len(t, 3, check("install.md", m[1]).Tokens)
+		}
+	}
+	must.Eq(t, 1, found)
+
+	text, err := fs.ReadFile(os.DirFS("."), "site/planner.hcl")
+	must.NoError(t, err)
+	_, rest, _ := strings.Cut(string(text), "<<-HCL\n")
+	body, _, ok := strings.Cut(rest, "\n        HCL\n")
+	must.True(t, ok)
+	body = regexp.MustCompile(`\$\{var\.[a-z_]+\}`).ReplaceAllString(body, "/x")
+	must.Eq(t, "/x", check("planner.hcl", body).DataDir)
+}
