@@ -17,6 +17,7 @@ import (
 	"github.com/nomad-muster/muster/planner/config"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/httpapi"
+	"github.com/nomad-muster/muster/planner/nomad"
 	"github.com/nomad-muster/muster/planner/release/releasetest"
 	"github.com/nomad-muster/muster/planner/view"
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,16 +36,21 @@ type bench struct {
 	before   func(string) error
 	describe time.Duration
 	decider  core.Decider
+	timing   nomad.Timing
 	// registry gets the planner's metrics; nil: one of its own.
 	registry *prometheus.Registry
 	// slow is how often the planner looks without cause; 0: every half second.
 	slow time.Duration
-	// patience of until; 0: 30 s.
-	patience time.Duration
+	// longer than patience, where a test has much to do.
+	longer time.Duration
 }
 
+// patience is how long is waited for what should come at once, on whatever
+// machine: it only ends tests that hang.
+const patience = 3 * time.Minute
+
 func (b *bench) within(d time.Duration) *bench {
-	b.patience = d
+	b.longer = d
 	return b
 }
 
@@ -90,7 +96,7 @@ func (b *bench) start() *bench {
 	}
 	log := slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: level}))
 	var err error
-	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Slow: cmp.Or(b.slow, 500*time.Millisecond), DescribeAfter: b.describe, Decider: b.decider, Registry: b.registry}
+	opts := agent.Options{Config: config.Fixed(b.cfg), Log: log, Before: b.before, Timing: b.timing, Slow: cmp.Or(b.slow, 500*time.Millisecond), DescribeAfter: b.describe, Decider: b.decider, Registry: b.registry}
 	if b.members.channel != nil {
 		opts.Channel = b.members.channel
 	}
@@ -186,7 +192,7 @@ func (b *bench) submit(j job) {
 func (b *bench) until(id string, what string, f func(g view.Gang) bool) view.Gang {
 	b.t.Helper()
 	var g view.Gang
-	for end := time.Now().Add(max(b.patience, 30*time.Second)); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(max(b.longer, patience)); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		var ok bool
 		if g, ok = b.agent.Gang("default", id); ok && f(g) {
 			return g

@@ -32,7 +32,7 @@ func BenchmarkGangs(b *testing.B) {
 			for range b.N {
 				// Nodes that are alike are of one class, as where every client lists its
 				// signals in the same order (docs/planner.md).
-				n := newBench(b, size.nodes, 8, func(o *nomadsim.Options) { o.SharedClasses = os.Getenv("MUSTER_BENCH_CLASSES") == "" }).direct().within(3 * time.Minute)
+				n := newBench(b, size.nodes, 8, func(o *nomadsim.Options) { o.SharedClasses = os.Getenv("MUSTER_BENCH_CLASSES") == "" }).direct()
 				n.cfg.Core.Levels = []core.Level{{Name: "leaf", Attribute: "${meta.leaf}"}}
 				gate := &gatedDecider{core: decide.New()}
 				n.decider = gate
@@ -165,14 +165,14 @@ func BenchmarkLargeGang(t *testing.B) {
 	const members = 1300
 	b := newBench(t, members, 1).direct().start()
 	b.submit(job{id: "large", count: members, cards: 1})
-	b.within(time.Minute).stage("large", contract.StageTraining)
+	b.stage("large", contract.StageTraining)
 	must.Eq(t, members, b.members.launches("default/large", 1))
 	var vars []struct{ Path string }
 	b.get("/v1/vars?prefix="+contract.VariablePrefix, &vars)
 	must.Greater(t, 2, len(vars))
 	b.stop()
 	b.start()
-	g := b.within(time.Minute).until("large", "running", func(g view.Gang) bool { return g.Running == members })
+	g := b.until("large", "running", func(g view.Gang) bool { return g.Running == members })
 	must.Eq(t, 1, g.Attempt)
 	must.Eq(t, members, b.members.launches("default/large", 1))
 	_, err := b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "large", view.StopRequest{Purge: true})

@@ -38,6 +38,24 @@ func (c *crasher) before(operation string) error {
 	return errCrash
 }
 
+// wait returns when the planner is dead, or all is done with fewer calls.
+func (c *crasher) wait(b *bench, direct bool, jobs ...string) {
+	b.t.Helper()
+	b.eventually("the planner is dead, or all is done", func() bool {
+		select {
+		case <-c.dead:
+			return true
+		default:
+		}
+		for _, id := range jobs {
+			if g, _ := b.agent.Gang("default", id); g.Stage != contract.StageComplete || b.live(id) > 0 {
+				return false
+			}
+		}
+		return !direct || b.members.channel.Empty()
+	})
+}
+
 // C37: the planner is killed before its kth call, for every k on the way of a
 // gang that fails once and then completes. A new one goes on, and what comes
 // out is what comes out without a crash: each attempt's ranks start once, all
@@ -79,10 +97,7 @@ func crashEverywhere(t *testing.T, direct bool) {
 			c := &crasher{at: k, dead: make(chan struct{})}
 			b := prepare(t, c)
 			b.start()
-			select {
-			case <-c.dead:
-			case <-time.After(10 * time.Second):
-			}
+			c.wait(b, direct, "g")
 			b.stop()
 			crashed := "nothing"
 			if len(c.ops) >= k {
@@ -185,10 +200,7 @@ func crashEvicting(t *testing.T, direct bool) {
 			t.Parallel()
 			c := &crasher{at: k, dead: make(chan struct{})}
 			b := run(t, c)
-			select {
-			case <-c.dead:
-			case <-time.After(10 * time.Second):
-			}
+			c.wait(b, direct, "entitled", "borrows")
 			b.stop()
 			crashed := "nothing"
 			if len(c.ops) >= k {

@@ -71,7 +71,7 @@ func (m *members) script(s nomadsim.TaskStart) nomadsim.Behaviour {
 		}
 		return b
 	}
-	v := &virtualMember{members: m, start: s, act: map[string]string{}}
+	v := &virtualMember{members: m, start: s, act: map[string]string{}, seen: -1}
 	if args, ok := s.Task.Config["args"].([]any); ok {
 		for _, a := range args {
 			key, value, _ := strings.Cut(fmt.Sprint(a), "=")
@@ -96,6 +96,7 @@ type virtualMember struct {
 	asked   bool
 	asks    int // how many asks and withdrawals came
 	ended   bool
+	seen    int // records of the channel
 	task    *nomadsim.Task
 }
 
@@ -125,23 +126,31 @@ func (v *virtualMember) report(t *nomadsim.Task, gang contract.GangID, state con
 
 // follow watches the gang's record, as a supervisor with Consul does.
 func (v *virtualMember) follow(t *nomadsim.Task) {
-	gang := contract.GangID{Region: "global", Namespace: v.start.Alloc.Namespace, Job: v.start.Alloc.JobID}
 	for {
-		r, changed := v.channel.Record(gang)
 		v.mu.Lock()
-		if r != nil {
-			v.record(t, r)
-			if r.Ask != nil {
-				v.ask(t, *r.Ask)
-			}
-		}
-		ended := v.ended
+		changed, ended := v.catchUp(t), v.ended
 		v.mu.Unlock()
 		if ended {
 			return
 		}
 		<-changed
 	}
+}
+
+// catchUp takes what was written of the gang's record; the lock is held. No
+// record is missed: whether a rank is launched does not depend on how soon its
+// member runs.
+func (v *virtualMember) catchUp(t *nomadsim.Task) <-chan struct{} {
+	gang := contract.GangID{Region: "global", Namespace: v.start.Alloc.Namespace, Job: v.start.Alloc.JobID}
+	list, now, changed := v.channel.Records(gang, v.seen)
+	v.seen = now
+	for _, r := range list {
+		v.record(t, r)
+		if r.Ask != nil {
+			v.ask(t, *r.Ask)
+		}
+	}
+	return changed
 }
 
 func (v *virtualMember) signal(t *nomadsim.Task, signal string) {
@@ -292,6 +301,9 @@ func (v *virtualMember) end(t *nomadsim.Task, gang contract.GangID, outcome cont
 func (v *virtualMember) stop(t *nomadsim.Task, _ string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.channel != nil {
+		v.catchUp(t)
+	}
 	v.asked = true
 	v.end(t, v.gang, contract.OutcomeKilled, 0)
 }

@@ -77,7 +77,7 @@ func TestBadNetwork(t *testing.T) {
 			b.sim.Hooks().OnRequest(func(r *http.Request, _ int) nomadsim.Fault {
 				return fault(r)
 			})
-			b.start().within(time.Minute)
+			b.start()
 			g := b.stage("g", contract.StageComplete)
 			b.sim.Hooks().OnRequest(nil)
 			for attempt := 1; attempt <= g.Attempt; attempt++ {

@@ -80,7 +80,7 @@ func (b *bench) jobInfo(id string) *jobspec.Job {
 
 func (b *bench) eventually(what string, f func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(max(b.patience, 30*time.Second)); time.Now().Before(end); time.Sleep(3 * time.Millisecond) {
+	for end := time.Now().Add(max(b.longer, patience)); time.Now().Before(end); time.Sleep(3 * time.Millisecond) {
 		if f() {
 			return
 		}
@@ -174,16 +174,16 @@ func TestStopInEveryStage(t *testing.T) {
 	}
 	t.Run("purged while it runs", func(t *testing.T) {
 		t.Parallel()
-		b := newBench(t, 2, 1).start()
+		// No event tells of the ends of a purged job's allocations; the next list,
+		// which is far off here, is not waited for.
+		b := newBench(t, 2, 1)
+		b.timing.Probe = time.Hour
+		b.start()
 		b.submit(job{id: "g", count: 2, cards: 1})
 		b.stage("g", contract.StageTraining)
 		_, err := b.agent.Stop(context.Background(), httpapi.Caller{Name: "test"}, "default", "g", view.StopRequest{Purge: true})
 		must.NoError(t, err)
-		// No event tells of the ends of a purged job's allocations; the next list,
-		// 30 s later, is not waited for.
-		began := time.Now()
 		b.eventually("the gang is forgotten", func() bool { _, ok := b.agent.Gang("default", "g"); return !ok })
-		must.Less(t, 20*time.Second, time.Since(began))
 		var list []any
 		b.get("/v1/vars?prefix="+contract.VariablePrefix, &list)
 		must.Len(t, 0, list)

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
@@ -28,7 +27,7 @@ func BenchmarkScrape(b *testing.B) {
 		q.Shared = true
 		n.cfg.Core.Queues = append(n.cfg.Core.Queues, q)
 	}
-	n.within(3 * time.Minute).start()
+	n.start()
 	warm(n)
 	queue := func(i int) map[string]string {
 		return map[string]string{contract.MetaQueue: fmt.Sprintf("team-%d", i%50)}

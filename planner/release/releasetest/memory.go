@@ -16,10 +16,11 @@ import (
 type Memory struct {
 	mu      sync.Mutex
 	records map[contract.GangID]*contract.Record
-	reports map[attempt]map[string]kept       // by member
-	count   int                               // of reports that came
-	changed map[contract.GangID]chan struct{} // closed with the next change of the gang's record
-	news    map[attempt]chan struct{}         // closed with the next report
+	written map[contract.GangID][]*contract.Record // all that ever were
+	reports map[attempt]map[string]kept            // by member
+	count   int                                    // of reports that came
+	changed map[contract.GangID]chan struct{}      // closed with the next change of the gang's record
+	news    map[attempt]chan struct{}              // closed with the next report
 	// Fail, if set, is asked before every call.
 	Fail func(operation string) error
 }
@@ -39,6 +40,7 @@ func (m *Memory) lock() func() {
 	m.mu.Lock()
 	if m.records == nil {
 		m.records, m.reports = map[contract.GangID]*contract.Record{}, map[attempt]map[string]kept{}
+		m.written = map[contract.GangID][]*contract.Record{}
 		m.changed, m.news = map[contract.GangID]chan struct{}{}, map[attempt]chan struct{}{}
 	}
 	return m.mu.Unlock
@@ -86,6 +88,7 @@ func (m *Memory) Publish(_ context.Context, r *contract.Record) error {
 		return fmt.Errorf("write record of gang %s: %w", r.Gang, release.ErrNewer)
 	}
 	m.records[r.Gang] = r
+	m.written[r.Gang] = append(m.written[r.Gang], r)
 	wake(m.changed, r.Gang)
 	return nil
 }
@@ -152,11 +155,19 @@ func (m *Memory) Report(r contract.Report) {
 	wake(m.news, key)
 }
 
-// Record is a member's: it gives the gang's record, nil while there is none,
-// and a channel that closes with the next change.
-func (m *Memory) Record(gang contract.GangID) (*contract.Record, <-chan struct{}) {
+// Records is a member's: it gives the gang's record, if there is one, to who
+// comes new (seen < 0), and after that each that was written since, however
+// fast they followed each other; seen is for the next call, and the channel
+// closes with the next change.
+func (m *Memory) Records(gang contract.GangID, seen int) (list []*contract.Record, now int, changed <-chan struct{}) {
 	defer m.lock()()
-	return m.records[gang], wait(m.changed, gang)
+	all := m.written[gang]
+	if seen >= 0 {
+		list = all[seen:]
+	} else if r := m.records[gang]; r != nil {
+		list = []*contract.Record{r}
+	}
+	return list, len(all), wait(m.changed, gang)
 }
 
 // Empty tells whether nothing is kept of any gang.
