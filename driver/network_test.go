@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/shoenig/test/must"
 
@@ -256,11 +255,9 @@ func TestHostVanishesAndReturns(t *testing.T) {
 		h.members[0].log.await(t, h.ctx, "up")
 	}
 	l.link(2, "down")
-	cut := time.Now()
 	x := hosts[0].exit(0)
 	must.Eq(t, contract.OutcomePeer, x.Outcome)
 	must.StrContains(t, x.Text, "member 1 on n2 vanished")
-	must.Less(t, 45*time.Second, time.Since(cut)) // 27 s, and a busy machine
 	select {
 	case <-hosts[1].task(0).done:
 		t.Fatal("a host that is cut off by itself stops nothing")

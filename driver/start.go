@@ -36,8 +36,9 @@ type handleState struct {
 	Start int         `json:"start"`
 }
 
-// shimStart bounds how long a supervisor may take until it serves.
-const shimStart = 10 * time.Second
+// shimStart bounds how long a supervisor may take until it serves; one that
+// ends before is noticed at once.
+const shimStart = time.Minute
 
 // StartTask starts the supervisor of a member and returns at once.
 func (p *Plugin) StartTask(cfg *driver.TaskConfig) (*driver.TaskHandle, error) {

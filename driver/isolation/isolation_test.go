@@ -50,7 +50,7 @@ func TestKillFindsWhatHides(t *testing.T) {
 	pids, err := find()
 	must.NoError(t, err)
 	must.SliceNotEmpty(t, pids)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	must.NoError(t, Kill(ctx, find))
 	pids, err = find()
@@ -123,7 +123,7 @@ func TestCgroup(t *testing.T) {
 	}
 	must.True(t, slices.Contains(pids(t, c), cmd.Process.Pid))
 	must.Eq(t, 0, c.OOM().Kills)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	go func() { _ = cmd.Wait() }()
 	must.NoError(t, Kill(ctx, c.Processes))

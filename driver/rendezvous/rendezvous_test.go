@@ -157,7 +157,7 @@ func inPhase(attempt int, phase contract.Phase) func(rendezvous.Sight) bool {
 func TestBoard(t *testing.T) {
 	for _, w := range ways(t) {
 		t.Run(w.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			self := selfOf(t)
 			board := w.board(t, self)
@@ -230,7 +230,7 @@ func TestSignalRefusesWhatIsOlder(t *testing.T) {
 // C24: what other attempts left in Consul never shows, and goes.
 func TestConsulIgnoresOtherAttempts(t *testing.T) {
 	agent := rendezvoustest.Shared(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	self := selfOf(t)
 	planner := agent.Planner(t, self.Gang)
@@ -280,7 +280,7 @@ func TestConsulIgnoresOtherAttempts(t *testing.T) {
 // with the same report; and what it held goes at Close.
 func TestConsulSession(t *testing.T) {
 	agent := rendezvoustest.Shared(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	self := selfOf(t)
 	planner := agent.Planner(t, self.Gang)
@@ -329,7 +329,7 @@ func TestConsulSession(t *testing.T) {
 // member is on the board again.
 func TestConsulOutage(t *testing.T) {
 	agent := rendezvoustest.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	self := selfOf(t)
 	board, err := rendezvous.NewConsul(agent.Config(), self)
@@ -349,7 +349,7 @@ func TestConsulOutage(t *testing.T) {
 	}
 	must.Error(t, agent.Config().Check(time.Second))
 	must.NoError(t, agent.Up())
-	must.NoError(t, agent.Config().Check(5*time.Second))
+	must.NoError(t, agent.Config().Check(time.Minute))
 	agent.Planner(t, self.Gang).Write(placed(self, 2))
 	f.await(t, ctx, "placed again", inPhase(2, contract.PhasePlaced))
 	second := ready(self, 2)

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/shoenig/test/must"
+	"golang.org/x/sys/unix"
 
 	"github.com/nomad-muster/muster/driver/isolation"
 	"github.com/nomad-muster/muster/driver/progress"
@@ -37,13 +39,13 @@ func TestCall(t *testing.T) {
 		}
 		return Answer{Status: &Status{PID: 7}}, nil
 	})
-	a, err := Call(path, Request{Op: OpStatus}, time.Second)
+	a, err := Call(path, Request{Op: OpStatus}, time.Minute)
 	must.NoError(t, err)
 	must.Eq(t, 7, a.Status.PID)
-	_, err = Call(path, Request{Op: OpSignal, Signal: "X"}, time.Second)
+	_, err = Call(path, Request{Op: OpSignal, Signal: "X"}, time.Minute)
 	must.EqError(t, err, "no signal is named X")
 	must.False(t, errors.Is(err, ErrNoSupervisor))
-	_, err = Call(path+".none", Request{Op: OpStatus}, time.Second)
+	_, err = Call(path+".none", Request{Op: OpStatus}, time.Minute)
 	must.ErrorIs(t, err, ErrNoSupervisor)
 }
 
@@ -58,20 +60,30 @@ func TestWatchGoesOnWhereTheLastLeftOff(t *testing.T) {
 	_, err := Watch(path, stop, func(e Event) {
 		if seen = append(seen, e.Text); len(seen) == 2 {
 			must.Eq(t, "v", e.Annotations["k"])
-			// The second is confirmed when this returns; then the plugin goes.
-			time.AfterFunc(50*time.Millisecond, func() { close(stop) })
+			go func() { // once the second is confirmed, the plugin goes
+				defer close(stop)
+				for {
+					s.mu.Lock()
+					confirmed := s.seen
+					s.mu.Unlock()
+					if confirmed == 2 {
+						return
+					}
+					time.Sleep(time.Millisecond)
+				}
+			}()
 		}
 	})
 	must.ErrorIs(t, err, ErrNoSupervisor)
 	s.tell("three", nil)
-	done := make(chan struct{})
+	done, back := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		exit, err := Watch(path, nil, func(e Event) { seen = append(seen, e.Text) })
+		exit, err := Watch(path, nil, func(e Event) { seen = append(seen, e.Text); close(back) })
 		must.NoError(t, err)
 		must.Eq(t, contract.OutcomeComplete, exit.Outcome)
 	}()
-	time.Sleep(20 * time.Millisecond)
+	<-back
 	s.finish(contract.Exit{Outcome: contract.OutcomeComplete})
 	<-done
 	must.Eq(t, []string{"one", "two", "three"}, seen)
@@ -80,13 +92,13 @@ func TestWatchGoesOnWhereTheLastLeftOff(t *testing.T) {
 func TestServerTakesAnyInput(t *testing.T) {
 	_, path := served(t, func(Request) (Answer, error) { return Answer{}, nil })
 	for _, text := range []string{"", "{", "null\n", "[]\n", "{\"v\":99,\"op\":7}\n", strings.Repeat("x", 100_000) + "\n"} {
-		conn, err := Dial(path, time.Second)
+		conn, err := Dial(path, time.Minute)
 		must.NoError(t, err)
 		_, err = conn.Write([]byte(text))
 		must.NoError(t, err)
 		conn.Close()
 	}
-	_, err := Call(path, Request{Op: OpStatus}, time.Second)
+	_, err := Call(path, Request{Op: OpStatus}, time.Minute)
 	must.NoError(t, err)
 }
 
@@ -113,10 +125,8 @@ func TestSpawner(t *testing.T) {
 	must.ErrorContains(t, err, "no such file")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	start := time.Now()
-	_, err = run(ctx, s, command{argv: []string{"/bin/sh", "-c", "sleep 60 & sleep 60"}, dir: "/"})
+	_, err = run(ctx, s, command{argv: []string{"/bin/sh", "-c", "sleep 3000 & sleep 3000"}, dir: "/"})
 	must.ErrorIs(t, err, context.DeadlineExceeded)
-	must.Less(t, 5*time.Second, time.Since(start))
 }
 
 // Processes that end while nobody looks are told in the order in which they
@@ -125,13 +135,21 @@ func TestDeathsInOrder(t *testing.T) {
 	s, err := theSpawner()
 	must.NoError(t, err)
 	var chans []<-chan ended
-	for _, pause := range []string{"0.2", "0.1", "0"} {
-		p, err := s.start(command{argv: []string{"/bin/sh", "-c", "sleep " + pause + "; exit 1"}, env: []string{"PATH=/bin:/usr/bin"}, dir: "/"})
+	var pids []int
+	for range 3 {
+		p, err := s.start(command{argv: []string{"/bin/sleep", "3000"}, dir: "/"})
 		must.NoError(t, err)
-		chans = append(chans, p.done)
+		chans, pids = append(chans, p.done), append(pids, p.pid)
 	}
 	s.mu.Lock() // the reaper is late
-	time.Sleep(500 * time.Millisecond)
+	for _, pid := range slices.Backward(pids) {
+		must.NoError(t, unix.Kill(pid, unix.SIGKILL))
+		for ended := false; !ended; time.Sleep(time.Millisecond) {
+			p, err := isolation.ReadProcess(pid)
+			must.NoError(t, err)
+			ended = p.State == 'Z'
+		}
+	}
 	s.mu.Unlock()
 	var at []time.Time
 	for _, c := range chans {

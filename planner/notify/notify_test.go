@@ -90,7 +90,7 @@ func receive(t *testing.T, answer func(n int, e cloudevents.Event) int) *receive
 // await n events, in the order in which they came.
 func (r *receiver) await(t *testing.T, n int) []cloudevents.Event {
 	t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(2 * time.Minute)
 	for {
 		r.mu.Lock()
 		got := slices.Clone(r.got)
@@ -101,7 +101,7 @@ func (r *receiver) await(t *testing.T, n int) []cloudevents.Event {
 		select {
 		case <-r.news:
 		case <-late:
-			t.Fatalf("%d of %d events after 20 s", len(got), n)
+			t.Fatalf("%d of %d events in time", len(got), n)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func run(t *testing.T, o Options) *Sender {
 
 func flush(t *testing.T, s *Sender) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	must.NoError(t, s.Flush(ctx))
 }
@@ -140,7 +140,7 @@ func flush(t *testing.T, s *Sender) {
 func awaitStatus(t *testing.T, s *Sender, what string, so func(Status) bool) Status {
 	t.Helper()
 	h := s.hooks[0]
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() {
 		h.mu.Lock()

@@ -51,6 +51,7 @@ type Agent struct {
 	Address string
 	api     *api.Client
 	cmd     *exec.Cmd
+	exited  <-chan struct{} // closes when cmd has
 	args    []string
 }
 
@@ -98,11 +99,23 @@ func StartOn(t testing.TB, address string) *Agent {
 	return a
 }
 
+// start starts an agent, again where somebody took one of its ports before it
+// did.
 func start(client string) (*Agent, error) {
 	binary, err := Binary()
 	if err != nil {
 		return nil, err
 	}
+	for range 5 {
+		var a *Agent
+		if a, err = startAt(binary, client); !errors.Is(err, errExited) {
+			return a, err
+		}
+	}
+	return nil, err
+}
+
+func startAt(binary, client string) (*Agent, error) {
 	ports, err := freePorts(4)
 	if err != nil {
 		return nil, err
@@ -127,15 +140,28 @@ func (a *Agent) Up() error {
 		a.cmd = nil
 		return fmt.Errorf("start Consul: %w", err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	cmd, exited := a.cmd, make(chan struct{})
+	a.exited = exited
+	go func() { defer close(exited); _ = cmd.Wait() }()
+	for deadline := time.Now().Add(ready); time.Now().Before(deadline); {
+		select {
+		case <-exited: // whoever answers at its address is not it
+			return fmt.Errorf("%w:\n%s", errExited, log.String())
+		case <-time.After(50 * time.Millisecond):
+		}
 		// A leader alone is not enough: sessions need the node's own entry.
 		if nodes, _, err := a.api.Catalog().Nodes(nil); err == nil && len(nodes) > 0 {
 			return nil
 		}
 	}
 	a.kill()
-	return fmt.Errorf("start Consul: %s was not ready within 30 s:\n%s", a.args[0], log.String())
+	return fmt.Errorf("start Consul: %s was not ready within %v:\n%s", a.args[0], ready, log.String())
 }
+
+// ready is how long an agent may take to be ready; it only ends tests that hang.
+const ready = 3 * time.Minute
+
+var errExited = errors.New("start Consul: it ended at once")
 
 // Down kills the agent.
 func (a *Agent) Down() { a.kill() }
@@ -143,7 +169,7 @@ func (a *Agent) Down() { a.kill() }
 func (a *Agent) kill() {
 	if a.cmd != nil && a.cmd.Process != nil {
 		_ = a.cmd.Process.Kill()
-		_ = a.cmd.Wait()
+		<-a.exited
 		a.cmd = nil
 	}
 }
