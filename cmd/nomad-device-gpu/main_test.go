@@ -79,7 +79,7 @@ func follow(t *testing.T, d *host.Device) <-chan []nomad.Group {
 // await reads fingerprints until one is as wanted.
 func await(t *testing.T, groups <-chan []nomad.Group, what string, ok func([]nomad.Group) bool) []nomad.Group {
 	t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(2 * time.Minute)
 	var last []nomad.Group
 	for {
 		select {

@@ -97,7 +97,7 @@ func TestServe(t *testing.T) {
 	taken.Close()
 	go func() { defer close(done); Serve(ctx, address, collector(), hclog.NewNullLogger()) }()
 	var body []byte
-	for range 100 {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); {
 		resp, err := http.Get("http://" + address + "/metrics")
 		if err != nil {
 			time.Sleep(20 * time.Millisecond) // it is not up yet

@@ -169,7 +169,7 @@ func TestRealDevice(t *testing.T) {
 	mark := fmt.Sprintf("muster-test-%d", time.Now().UnixNano())
 	_, err = w.WriteString("<3>NVRM: Xid (PCI:fff0:1f:00): 13, pid=1, name=" + mark + ", x\n")
 	must.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		got, err := k.Next(ctx)

@@ -248,7 +248,7 @@ func TestJournalFaultsAreNamed(t *testing.T) {
 func TestWatchPokesOnChange(t *testing.T) {
 	t.Parallel()
 	path := write(t, `node "a" { preset = "small-4" }`)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	pokes := make(chan struct{}, 8)
 	done := make(chan error)

@@ -337,7 +337,7 @@ func TestLostNodes(t *testing.T) {
 			look := func(want map[string]int) {
 				t.Helper()
 				var got map[string]int
-				for range 600 {
+				for end := time.Now().Add(patience); time.Now().Before(end); {
 					if got = statuses(t, sim.Client(), "j"); maps.Equal(want, got) {
 						return
 					}

@@ -90,7 +90,7 @@ func TestBlockingQueries(t *testing.T) {
 				must.NoError(t, a.err)
 				must.Greater(t, before, a.n)
 				must.Greater(t, index, a.index)
-			case <-time.After(30 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("not answered although it changed")
 			}
 			began := time.Now()

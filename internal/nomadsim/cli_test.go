@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shoenig/test/must"
 
@@ -86,7 +85,7 @@ func TestNomadCommand(t *testing.T) {
 		must.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	ask := func(command string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, bin, strings.Fields(command)...)
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "NOMAD_ADDR="+sim.URL(), "NOMAD_CLI_NO_COLOR=1")

@@ -51,15 +51,19 @@ func gang(id string, count, cards int) *api.Job {
 
 var hold = api.NewConstraint("${meta.muster}", "=", "admits-this-job")
 
+// patience is how long is waited for what should come at once: it only ends
+// tests that hang.
+const patience = 2 * time.Minute
+
 // eventually waits until f holds.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if f() {
 			return
 		}
 	}
-	t.Fatalf("not so in 10 s: %s", what)
+	t.Fatalf("not so in time: %s", what)
 }
 
 // statuses counts a job's allocations by client status.

@@ -124,7 +124,7 @@ func TestHooks(t *testing.T) {
 	sim.Hooks().CutStreams()
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the stream goes on")
 	}
 }

@@ -245,7 +245,7 @@ func all(n int, of ...string) func([]string) bool {
 // settled waits until the cluster has nothing to do at this moment of its time.
 func (s *stage) settled() {
 	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !s.sim.Settled(); time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(patience); !s.sim.Settled(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {
 			s.t.Fatal("the cluster does not come to rest")
 		}

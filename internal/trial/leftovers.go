@@ -121,7 +121,7 @@ func removeAbandoned() error {
 // returns what it had to kill.
 func sweep(dir string) ([]Running, error) {
 	var killed []Running
-	for range 50 {
+	for range 1500 { // 30 s and more: a busy machine takes its time
 		left, err := Processes(dir)
 		if err != nil {
 			return killed, err

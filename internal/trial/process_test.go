@@ -34,7 +34,7 @@ func TestProcessIsKilledAndStartedAgain(t *testing.T) {
 	must.Eq(t, first, int(sid), must.Sprint("it leads a session of its own"))
 
 	logged := func(text string) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		must.NoError(t, p.wait(ctx, "wait for the log", func(context.Context) error {
 			if p.Tail(9) != text {
@@ -70,7 +70,7 @@ func TestStopTakesTheWholeGroup(t *testing.T) {
 
 // nothingIn waits until nothing runs in the folder any more.
 func nothingIn(dir string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	return poll(ctx, "wait for the folder's processes", func(context.Context) error {
 		left, err := Processes(dir)
