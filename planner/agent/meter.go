@@ -198,6 +198,9 @@ func (a *Agent) openLedger(ctx context.Context, path string) *accounting.Ledger 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err != nil && ctx.Err() != nil {
+		return nil // the planner ends: that says nothing of the ledger
+	}
 	if err != nil {
 		if m.failed == nil || m.failed.Error() != err.Error() {
 			a.log.Error("there is no ledger; scheduling goes on, and usage is not booked until it can be opened", "error", err)
