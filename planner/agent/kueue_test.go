@@ -235,26 +235,30 @@ func TestKueue(t *testing.T) {
 //
 //	MUSTER_FULL=1 go test ./planner/agent -run xxx -bench Kueue -benchtime 1x -timeout 2h
 //
-// MUSTER_STRETCH=3 makes arrivals and run times three times as long; without
-// MUSTER_FULL there is a fiftieth of the workloads.
+// MUSTER_STRETCH=3 makes arrivals and run times three times as long, and
+// MUSTER_PART=10 takes a tenth of the workloads; without MUSTER_FULL it is a
+// fiftieth.
 func BenchmarkKueue(b *testing.B) {
-	of, stretch := 50, 1.0
+	of, stretch := 50.0, 1.0
 	if os.Getenv("MUSTER_FULL") != "" {
 		of = 1
 	}
-	if s := os.Getenv("MUSTER_STRETCH"); s != "" {
-		var err error
-		stretch, err = strconv.ParseFloat(s, 64)
-		must.NoError(b, err)
+	for name, v := range map[string]*float64{"MUSTER_PART": &of, "MUSTER_STRETCH": &stretch} {
+		if text := os.Getenv(name); text != "" {
+			var err error
+			*v, err = strconv.ParseFloat(text, 64)
+			must.NoError(b, err)
+			must.Positive(b, *v)
+		}
 	}
 	for _, load := range kueue.Loads() {
 		b.Run(load.Name, func(b *testing.B) {
 			load := load.Stretched(stretch)
-			all := load.Workloads(of)
+			all := load.Workloads(int(of))
 			bound := load.Bound(all)
 			b.Logf("%s: %d workloads, the fluid bound is %.2f s; %d cores, %s", load.Name, len(all), bound.Seconds(), runtime.GOMAXPROCS(0), runtime.Version())
 			for range b.N {
-				run := runKueue(b, load, kueueClusters[load.Name], of, time.Hour)
+				run := runKueue(b, load, kueueClusters[load.Name], int(of), time.Hour)
 				for _, text := range run.Breaches[:min(len(run.Breaches), 20)] {
 					b.Error(text)
 				}
