@@ -299,7 +299,7 @@ func (a *Agent) Reload() {
 		}
 		for _, e := range s.gangs {
 			e.gang.Configure(s.set)
-			e.dirty = true
+			s.stir(e)
 		}
 		s.decideSoon = true
 	})

@@ -234,9 +234,9 @@ func (s *state) touch(nodes map[string]bool) {
 	if len(nodes) == 0 {
 		return
 	}
-	for _, e := range s.gangs {
+	for _, e := range s.order() {
 		if slices.ContainsFunc(e.gang.Saved.Places, func(p lifecycle.Place) bool { return nodes[p.Node] }) {
-			e.dirty = true
+			s.stir(e)
 		}
 	}
 }

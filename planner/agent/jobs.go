@@ -268,7 +268,8 @@ func (a *Agent) ask(ctx context.Context, c *nomad.Client, by httpapi.Caller, key
 		case e.wish == nil:
 			e.wish = &w
 		}
-		e.wish.done, e.dirty = append(e.wish.done, done), true
+		e.wish.done = append(e.wish.done, done)
+		s.stir(e)
 	})
 	timer := time.NewTimer(wishWait)
 	defer timer.Stop()

@@ -1,19 +1,15 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/lifecycle"
-	"github.com/nomad-muster/muster/planner/nomad/picture"
 )
 
 // leastPause between two looks at a gang that wants to be woken at once.
@@ -85,7 +81,8 @@ func (a *Agent) receive(m mail) {
 	}
 	for _, r := range m.reports {
 		if e := s.gangs[r.key]; e != nil && e.gang.Saved.Attempt == r.attempt {
-			e.reports, e.dirty = append(e.reports, r.reports...), true
+			e.reports = append(e.reports, r.reports...)
+			s.stir(e)
 		}
 	}
 	for _, o := range m.done {
@@ -115,7 +112,8 @@ func (a *Agent) took(e *entry, o outcome) {
 		e.answer(err)
 	}
 	starting := e.starting != nil
-	e.busy, e.dirty, e.starting, e.leavers = false, true, nil, nil
+	e.busy, e.starting, e.leavers = false, nil, nil
+	a.state.stir(e)
 	if o.done.Err != nil {
 		a.log.Warn("an effect failed", "gang", e.gang.ID.String(), "error", o.done.Err)
 	}
@@ -174,30 +172,8 @@ func (a *Agent) step(ctx context.Context, now time.Time, run func(*entry, []life
 		case len(effects) > 0:
 			run(e, effects)
 		}
+		s.settle(e)
 	}
-}
-
-// order is the order in which gangs are stepped: by name, so that a run can be
-// told again. The list is never changed.
-func (s *state) order() []*entry {
-	if s.ordered == nil {
-		s.ordered = s.byName()
-	}
-	return s.ordered
-}
-
-// byName is order for those who may only read.
-func (s *state) byName() []*entry {
-	if s.ordered != nil {
-		return s.ordered
-	}
-	return byName(s.gangs)
-}
-
-func byName(gangs map[picture.Key]*entry) []*entry {
-	return slices.SortedFunc(maps.Values(gangs), func(a, b *entry) int {
-		return cmp.Or(strings.Compare(a.key.Namespace, b.key.Namespace), strings.Compare(a.key.Job, b.key.Job))
-	})
 }
 
 // observe follows a gang's way from outside: its reports while it is on its
@@ -248,10 +224,7 @@ func (a *Agent) forget(e *entry) {
 	if v, ok := a.state.sight(e); ok {
 		a.meter.depart(v.gang)
 	}
-	delete(a.state.gangs, e.key)
-	a.state.ordered = nil
-	delete(a.state.makingRoom, e.key)
-	delete(a.state.askedFor, e.key)
+	a.state.drop(e)
 	a.dropSubmission(e.gang.ID)
 	a.state.reclaim(e.key)
 }
@@ -363,7 +336,7 @@ func (a *Agent) tellNotCarried(plan *core.Plan) {
 			e.verdict.Sentence = "not carried out: a gang cannot be split into single members yet; it goes on waiting as one (" + e.verdict.Sentence + ")"
 		}
 	}
-	for _, e := range a.state.gangs {
+	for _, e := range a.state.order() {
 		if e.gang.Saved.Phase != lifecycle.Released || !e.gang.Elastic() || len(e.gang.Saved.Places) == e.gang.User.Members() {
 			continue
 		}

@@ -94,8 +94,8 @@ func (s *state) leaving(e *entry) []lifecycle.Leaving {
 	return out
 }
 
-// track keeps the lists of gangs that room is made for, and that were asked to
-// make it.
+// track keeps the lists of gangs that room is made for, that were asked to make
+// it, and whose past counts.
 func (s *state) track(e *entry) {
 	saved := &e.gang.Saved
 	in := func(list map[picture.Key]*entry, is bool) {
@@ -106,6 +106,7 @@ func (s *state) track(e *entry) {
 		}
 	}
 	in(s.makingRoom, saved.Phase == lifecycle.Reserving && len(saved.Leavers) > 0 && !e.gang.Gone)
+	in(s.remembered, len(saved.Evicted) > 0 || saved.RestartTime > 0)
 	in(s.askedFor, saved.Phase == lifecycle.Released && saved.Ask != nil && saved.Ask.For != "" && !e.gang.Gone)
 }
 
@@ -131,18 +132,19 @@ func (s *state) departing() map[picture.Key]bool {
 	for _, e := range s.makingRoom {
 		note(e.gang.Saved.Leavers)
 	}
-	for key, e := range s.gangs {
+	for _, e := range s.order() {
 		if e.starting != nil {
 			note(e.leavers)
 		}
 		if e.gang.Saved.Phase == lifecycle.Stopping || e.gang.Asking() {
-			out[key] = true
+			out[e.key] = true
 		}
 	}
-	for key, e := range s.gangs {
-		if e.departs != out[key] {
-			e.departs = out[key]
-			s.reclaim(key)
+	for _, e := range s.order() {
+		if e.departs != out[e.key] {
+			e.departs = out[e.key]
+			s.reclaim(e.key)
+			s.settle(e)
 		}
 	}
 	before := s.givenUp
@@ -169,7 +171,7 @@ func (a *Agent) room(ctx context.Context, now time.Time, run func(*entry, []life
 	}
 	for _, e := range byName(s.makingRoom) {
 		if !slices.Equal(e.leaving, s.leaving(e)) {
-			e.dirty = true
+			s.stir(e)
 		}
 		if e.busy || e.dirty {
 			continue
@@ -231,13 +233,14 @@ func (s *state) history(now time.Time) core.History {
 		}
 	}
 	var restarts, unsaved []time.Duration
-	for _, e := range s.gangs {
-		saved := &e.gang.Saved
+	for _, e := range s.remembered {
 		e.gang.EvictionsToday(now, count)
-		if saved.RestartTime > 0 {
-			restarts = append(restarts, saved.RestartTime)
+		if d := e.gang.Saved.RestartTime; d > 0 {
+			restarts = append(restarts, d)
 		}
-		if saved.Phase == lifecycle.Released {
+	}
+	for _, e := range s.order() {
+		if e.gang.Saved.Phase == lifecycle.Released {
 			if at := e.gang.Checkpoint(); !at.IsZero() {
 				unsaved = append(unsaved, now.Sub(at))
 			}

@@ -30,7 +30,10 @@ type state struct {
 	byJob      map[picture.Key]map[string]*picture.Alloc
 	jobs       map[picture.Key]*picture.Job
 	gangs      map[picture.Key]*entry
-	ordered    []*entry // gangs by name; nil: to be made anew
+	// awake are the gangs that are not at rest, by name, and stirred those that
+	// are to join them; settled: some are to leave. See stir.
+	awake, stirred []*entry
+	settled        bool
 
 	// submitters are those who registered a version through the API that the
 	// picture does not have yet.
@@ -40,8 +43,11 @@ type state struct {
 	// makingRoom are reservations that others are to leave for, askedFor those
 	// that were asked to; see room.
 	makingRoom, askedFor map[picture.Key]*entry
-	givenUp              map[string]bool    // members that elastic gangs give up
-	reservations         []core.Reservation // of the last plan
+	// remembered are gangs whose evictions and restarts count though they are
+	// over.
+	remembered   map[picture.Key]*entry
+	givenUp      map[string]bool    // members that elastic gangs give up
+	reservations []core.Reservation // of the last plan
 
 	nodeList cache[string, core.Node]
 	claims   cache[string, core.Claim]
@@ -71,7 +77,7 @@ func (s *state) submitted(key picture.Key) {
 	e := s.gangs[key]
 	if ok && e != nil {
 		e.gang.Submitted(by.name, by.index)
-		e.dirty = true
+		s.stir(e)
 		delete(s.submitters, key)
 	}
 }
@@ -81,8 +87,10 @@ type entry struct {
 	key   picture.Key
 	gang  *lifecycle.Gang
 	busy  bool // effects are being carried out
-	dirty bool // something of it changed since its last step
-	fresh bool
+	dirty bool // something of it changed since its last step; set by stir
+	// awake: it is in the loop's list; forgotten: it is in none.
+	awake, forgotten bool
+	fresh            bool
 	// evals and reports since its last step.
 	evals   []*picture.Eval
 	reports []contract.Report
@@ -128,7 +136,7 @@ func newState() state {
 	return state{
 		nodes: map[string]*picture.Node{}, raw: map[string]*picture.Node{}, allocs: map[string]*picture.Alloc{}, byJob: map[picture.Key]map[string]*picture.Alloc{},
 		submitters: map[picture.Key]submitter{}, jobs: map[picture.Key]*picture.Job{}, gangs: map[picture.Key]*entry{},
-		makingRoom: map[picture.Key]*entry{}, askedFor: map[picture.Key]*entry{}, nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
+		makingRoom: map[picture.Key]*entry{}, askedFor: map[picture.Key]*entry{}, remembered: map[picture.Key]*entry{}, nodeList: newCache[string, core.Node](), claims: newCache[string, core.Claim](),
 	}
 }
 
@@ -226,13 +234,15 @@ func (s *state) apply(d nomad.Delta) {
 	s.touch(touched)
 	for _, e := range d.Evals {
 		if g := s.gangs[s.home(picture.Key{Namespace: e.Namespace, Job: e.JobID})]; g != nil {
-			g.evals, g.dirty = append(g.evals, e), true
+			g.evals = append(g.evals, e)
+			s.stir(g)
 		}
 	}
 	for _, key := range d.Fresh {
 		// A twin is read before its handle, which is what the gang waits for.
 		if g := s.gangs[key]; g != nil {
-			g.fresh, g.dirty = true, true
+			g.fresh = true
+			s.stir(g)
 		}
 	}
 }
@@ -251,7 +261,7 @@ func (s *state) job(key picture.Key, j *picture.Job) {
 		s.rehome(key)
 	}
 	if e != nil {
-		e.dirty = true
+		s.stir(e)
 		s.submitted(key)
 	}
 	if (old != nil && old.Gang != nil) != (j != nil && j.Gang != nil) || old != nil && j != nil && old.Priority != j.Priority {
@@ -261,8 +271,9 @@ func (s *state) job(key picture.Key, j *picture.Job) {
 
 func (s *state) add(key picture.Key) *entry {
 	id := contract.GangID{Region: s.set.Region, Namespace: key.Namespace, Job: key.Job}
-	e := &entry{key: key, gang: lifecycle.New(id, s.set), dirty: true}
-	s.gangs[key], s.ordered = e, nil
+	e := &entry{key: key, gang: lifecycle.New(id, s.set)}
+	s.gangs[key] = e
+	s.stir(e)
 	return e
 }
 
@@ -289,7 +300,7 @@ func (s *state) alloc(id string, a *picture.Alloc) {
 	}
 	s.claim(id, a)
 	if e := s.gangs[key]; e != nil {
-		e.dirty = true
+		s.stir(e)
 		s.changed(key)
 	}
 }

@@ -365,7 +365,7 @@ func (a *Agent) restore(saved []loaded) {
 				e = s.add(l.key)
 			}
 			e.gang = lifecycle.Restore(id, s.set, l.saved, l.index)
-			e.dirty = true
+			s.stir(e)
 			// What an earlier planner told is not told again, but to webhooks, which
 			// may not have heard of it.
 			if n := len(l.saved.Stages); n > 0 {

@@ -32,8 +32,7 @@ func (s *state) rehome(child picture.Key) {
 		return
 	}
 	if e := s.gangs[twin]; e != nil && !e.busy {
-		delete(s.gangs, twin)
-		s.ordered = nil
+		s.drop(e)
 	}
 	for id, a := range s.byJob[twin] {
 		if s.byJob[child] == nil {
