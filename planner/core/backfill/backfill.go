@@ -312,7 +312,13 @@ func (t *Table) Commit(b Booking) {
 				}
 			}
 			for _, p := range u.Parts {
-				if free := t.c.PartFree(u.Node, p.Card); free > 0 {
+				free := t.c.PartFree(u.Node, p.Card)
+				for _, other := range n.Parts { // of a member on the same card
+					if other.Card == p.Card {
+						free -= other.Shares
+					}
+				}
+				if free > 0 {
 					n.Parts = append(n.Parts, cluster.Part{Card: p.Card, Shares: min(free, p.Shares)})
 				}
 			}
@@ -404,32 +410,73 @@ func (t *Table) LiftFor(gang int32) {
 	}
 }
 
-// Share lets a gang use what a set of bookings had taken: after the lift was
-// rolled back and the gang's uses taken, what both have counts for the gang.
-func (t *Table) Share(s Set, uses []cluster.Use) {
+// Share takes what a member uses where a set of bookings, which is not lifted,
+// may have taken it: what both have counts for the member.
+func (t *Table) Share(s Set, u *cluster.Use) {
 	for i := range t.Bookings {
 		if s>>i&1 == 0 {
 			continue
 		}
 		for k := range t.Bookings[i].now {
-			n := &t.Bookings[i].now[k]
-			for j := range uses {
-				u := &uses[j]
-				if u.Node != n.Node {
-					continue
-				}
-				n.Cards = slices.DeleteFunc(slices.Clone(n.Cards), func(p int32) bool { return slices.Contains(u.Cards, p) })
-				both := cluster.Use{Node: n.Node, Res: core.Resources{CPU: min(n.Res.CPU, u.Res.CPU), Cores: min(n.Res.Cores, u.Res.Cores),
-					MemoryMB: min(n.Res.MemoryMB, u.Res.MemoryMB), DiskMB: min(n.Res.DiskMB, u.Res.DiskMB)}, Dynamic: min(n.Dynamic, u.Dynamic)}
-				n.Res.CPU -= both.Res.CPU
-				n.Res.Cores -= both.Res.Cores
-				n.Res.MemoryMB -= both.Res.MemoryMB
-				n.Res.DiskMB -= both.Res.DiskMB
-				n.Dynamic -= both.Dynamic
-				t.c.Give(&both)
+			if n := &t.Bookings[i].now[k]; n.Node == u.Node {
+				t.yield(n, u)
 			}
 		}
 	}
+	t.c.Take(u)
+}
+
+// yield gives back what a booking has taken of what a member uses; of a shared
+// card, what the member does not find beside it.
+func (t *Table) yield(n, u *cluster.Use) {
+	both := cluster.Use{Node: n.Node, Res: core.Resources{CPU: min(n.Res.CPU, u.Res.CPU), Cores: min(n.Res.Cores, u.Res.Cores),
+		MemoryMB: min(n.Res.MemoryMB, u.Res.MemoryMB), DiskMB: min(n.Res.DiskMB, u.Res.DiskMB)}, Dynamic: min(n.Dynamic, u.Dynamic)}
+	n.Res.CPU -= both.Res.CPU
+	n.Res.Cores -= both.Res.Cores
+	n.Res.MemoryMB -= both.Res.MemoryMB
+	n.Res.DiskMB -= both.Res.DiskMB
+	n.Dynamic -= both.Dynamic
+	var left []int32
+	for _, p := range n.Cards {
+		if slices.Contains(u.Cards, p) || slices.ContainsFunc(u.Parts, func(x cluster.Part) bool { return x.Card == p }) {
+			both.Cards = append(both.Cards, p)
+		} else {
+			left = append(left, p)
+		}
+	}
+	n.Cards = left
+	var parts []cluster.Part
+	missing := map[int32]int32{} // of each card, beside what is free
+	for _, p := range u.Parts {
+		missing[p.Card] += p.Shares
+	}
+	for card := range missing {
+		missing[card] -= t.c.PartFree(n.Node, card)
+	}
+	for _, p := range n.Parts {
+		give := min(p.Shares, max(0, missing[p.Card]))
+		if slices.Contains(u.Cards, p.Card) {
+			give = p.Shares
+		}
+		missing[p.Card] -= give
+		if give > 0 {
+			both.Parts = append(both.Parts, cluster.Part{Card: p.Card, Shares: give})
+		}
+		if p.Shares -= give; p.Shares > 0 {
+			parts = append(parts, p)
+		}
+	}
+	n.Parts = parts
+	var ports []int
+	for _, p := range n.Ports {
+		if slices.Contains(u.Ports, p) {
+			both.Ports = append(both.Ports, p)
+		} else {
+			ports = append(ports, p)
+		}
+	}
+	n.Ports = ports
+	t.c.Give(&both)
 }
 
 // Booking finds a gang's booking; nil: it has none.

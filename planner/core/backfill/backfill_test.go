@@ -162,13 +162,47 @@ func TestLiftAndShare(t *testing.T) {
 	must.Eq(t, 0, b.free())
 	// A gang takes n1 until then: the booking has nothing left to give back.
 	use := k.Members[1].Use
-	b.c.Take(&use)
-	b.table.Share(1, []cluster.Use{use})
+	b.table.Share(1, &use)
 	b.table.Lift(1)
 	must.Eq(t, 0, b.free())
 	must.Eq(t, []int{0}, b.table.Taken(0))
 	must.NotNil(t, b.table.Booking(k.Gang))
 	must.Nil(t, b.table.Booking(-1))
+}
+
+// What two gangs use of a promised place one after the other is never more than
+// there is, in shares of a card and in ports as in whole cards.
+func TestSharedCardsAndPorts(t *testing.T) {
+	t.Parallel()
+	cfg := core.Defaults()
+	s := &core.Snapshot{Config: &cfg, Nodes: []core.Node{{ID: "n", Name: "n", Version: 1, Ready: true, Eligible: true, Capacity: core.Resources{CPU: 8},
+		Devices: []core.DeviceGroup{{Type: "gpu", Name: "m", Cards: []core.Card{{ID: "k", Healthy: true, Shares: 4}}}}}}}
+	c := &cluster.Cluster{}
+	must.SliceEmpty(t, c.Update(s))
+	use := func(shares int32, ports ...int) cluster.Use {
+		return cluster.Use{Parts: []cluster.Part{{Card: 0, Shares: shares}}, Ports: ports}
+	}
+	table := backfill.New(c, placement.New(c), noon)
+	table.Keep(1, noon.Add(time.Hour), time.Hour, []placement.Member{{Use: use(2, 7000)}}, nil)
+	must.Eq(t, 2, c.PartFree(0, 0))
+	// Two more on the same card, of which one is free: lifted, both give back no
+	// more than they took.
+	busy := use(1)
+	mark := c.Mark()
+	c.Take(&busy)
+	table.Keep(2, noon.Add(time.Hour), time.Hour, []placement.Member{{Use: use(2)}, {Use: use(2)}}, nil)
+	must.Eq(t, 0, c.PartFree(0, 0))
+	table.Lift(2)
+	must.Eq(t, 1, c.PartFree(0, 0))
+	c.Rollback(mark)
+	table.Bookings = table.Bookings[:1]
+	// Three shares: the two that are free and one that is promised, and its port.
+	rider := use(3, 7000)
+	table.Share(1, &rider)
+	must.Eq(t, 0, c.PartFree(0, 0))
+	table.Lift(1)
+	must.Eq(t, 1, c.PartFree(0, 0))
+	must.True(t, c.PortTaken(0, 7000))
 }
 
 // A place that the caller chose is kept, as far as it is free now.

@@ -88,7 +88,16 @@ func (b *blast) add(c *cycle, g *gang) {
 	}
 }
 
-// denied marks the nodes on which a gang may not be placed since too much
+// seenBy is what the places of a need depend on beside the need itself: with
+// blast limits its queue, whose share of a domain counts; else nothing.
+func (c *cycle) seenBy(g *gang) int32 {
+	if len(c.cfg.Blast) == 0 {
+		return 0
+	}
+	return g.queue
+}
+
+// deny marks the nodes on which a gang may not be placed since too much
 // would stand or fall with them; nil: none. A queue's share of a domain counts
 // the gang's own cards among the queue's; a domain in which the queue has
 // nothing yet is never closed to it.

@@ -15,8 +15,9 @@ import (
 )
 
 // failure names an attempt at placing that came to nothing. While gangs are
-// only added to the cluster it comes to nothing again.
+// only added to the cluster it comes to nothing again; see seenBy for the queue.
 type failure struct {
+	queue   int32
 	option  *placement.Option
 	members int
 	lifted  backfill.Set
@@ -80,7 +81,7 @@ func (c *cycle) options(g *gang) []*placement.Option {
 				members = g.Min
 			}
 		}
-		if members == 0 || c.failed[failure{o, members, 0}] {
+		if members == 0 || c.failed[failure{c.seenBy(g), o, members, 0}] {
 			continue
 		}
 		mark := c.live.Mark()
@@ -212,7 +213,7 @@ func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.
 	}
 	why := core.ReasonShape
 	for i, lifted := range [...]backfill.Set{before, 0, all} {
-		k := failure{o, members, lifted}
+		k := failure{c.seenBy(g), o, members, lifted}
 		if i > 0 && lifted == before || i == 2 && lifted == 0 || c.failed[k] {
 			continue
 		}
@@ -227,7 +228,7 @@ func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.
 			c.live.Rollback(mark)
 			c.failed[k] = true
 			if i == 0 { // without those places it fits even less
-				c.failed[failure{o, members, 0}] = true
+				c.failed[failure{c.seenBy(g), o, members, 0}] = true
 			}
 			continue
 		}
@@ -238,11 +239,9 @@ func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.
 		}
 		if lifted != 0 {
 			c.live.Rollback(mark)
-			uses := usesOf(res)
-			for i := range uses {
-				c.live.Take(&uses[i])
+			for i := range res.Members {
+				c.times.Share(lifted, &res.Members[i].Use)
 			}
-			c.times.Share(lifted, uses)
 		}
 		return res, lifted, core.ReasonFits
 	}
@@ -506,10 +505,11 @@ func (c *cycle) fillTable() {
 // Where some gang's end is not known it may.
 func (c *cycle) helped(g *gang, now *placement.Result, until time.Time) bool {
 	o := now.Option
-	h := c.help[o]
+	k := helpKey{c.seenBy(g), o}
+	h := c.help[k]
 	if h == nil {
 		h = &helpTimes{}
-		c.help[o] = h
+		c.help[k] = h
 	}
 	switch {
 	case !h.yes.IsZero() && !until.Before(h.yes):
@@ -550,6 +550,12 @@ func (c *cycle) helped(g *gang, now *placement.Result, until time.Time) bool {
 		h.no = until
 	}
 	return helped
+}
+
+// helpKey is whom and what helped is asked for.
+type helpKey struct {
+	queue  int32
+	option *placement.Option
 }
 
 // helpTimes bound the instants of which helped is known: it is true from yes

@@ -94,7 +94,7 @@ type cycle struct {
 	hopeless map[hopeless]bool
 	leaving  []leaver
 	preys    [][]int32 // see evictable
-	help     map[*placement.Option]*helpTimes
+	help     map[helpKey]*helpTimes
 	reserved map[turn]int // bookings
 	// tableFull: the timetable knows of all gangs that hold cards.
 	tableFull bool
@@ -113,7 +113,7 @@ type userUse struct{ cards, gangs int }
 // Decide implements core.Decider.
 func (d *decider) Decide(s *core.Snapshot) *core.Plan {
 	c := &cycle{decider: d, s: s, cfg: s.Config, now: s.Now, plan: &core.Plan{}, users: map[string]*userUse{}, promised: map[core.GangID]*core.Reservation{},
-		evicted: map[core.QueueName]*evictions{}, failed: map[failure]bool{}, hopeless: map[hopeless]bool{}, help: map[*placement.Option]*helpTimes{}, reserved: map[turn]int{}}
+		evicted: map[core.QueueName]*evictions{}, failed: map[failure]bool{}, hopeless: map[hopeless]bool{}, help: map[helpKey]*helpTimes{}, reserved: map[turn]int{}}
 	c.plan.Notices = d.live.Update(s)
 	d.ideal.Update(s)
 	mark := d.live.Mark()

@@ -75,6 +75,7 @@ func (c *cycle) carryOut(g *gang, o *placement.Option, p *preempt.Problem, s *pr
 	for i := range s.Members {
 		g.uses[i] = s.Members[i].Use
 	}
+	c.blast.add(c, g)
 	g.v.Action, g.v.Reason = core.ActionStart, core.ReasonVictims
 	g.v.Sentence = fmt.Sprintf("starts when %s has left; its places are kept", c.names(after))
 	g.v.ETA = core.ETA{From: c.now, To: c.now.Add(wait), Assumption: "those asked leave within their grace"}

@@ -298,3 +298,65 @@ func TestSafetyOfEverything(t *testing.T) {
 		}
 	})
 }
+
+// heal brings every node and card back, ends drains, pauses and budgets.
+func (w *wide) heal() {
+	w.returns()
+	for _, n := range w.w.Nodes {
+		if err := w.w.EditNode(n.ID, func(n *core.Node) {
+			n.Ready, n.Eligible, n.Draining, n.DrainBy, n.Suspect, n.Excluded = true, true, false, time.Time{}, false, false
+			for d := range n.Devices {
+				for k := range n.Devices[d].Cards {
+					n.Devices[d].Cards[k].Healthy, n.Devices[d].Cards[k].State = true, core.CardHealthy
+				}
+			}
+		}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.w.Paused, w.w.History.UsedCardSeconds = false, nil
+}
+
+// Once everything is well again and nothing arrives any more, evictions end and
+// every gang that was not refused runs to its end or gives up, unless its queue may
+// never hold what it asks for.
+func TestLivenessOfEverything(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWide(t)
+		for range rapid.IntRange(1, 8).Draw(t, "cycles") {
+			for range rapid.IntRange(0, 3).Draw(t, "arrivals") {
+				w.submitAny()
+			}
+			if rapid.IntRange(0, 2).Draw(t, "quiet") == 0 {
+				w.happen()
+			}
+			w.step()
+			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
+		}
+		w.heal()
+		quiet := 0
+		const cycles = 120
+		for range cycles {
+			for _, g := range w.w.Active() {
+				g.Hold = g.Hold && g.State != core.GangWaiting // each is released in time from now on
+			}
+			plan := w.step()
+			if quiet++; len(plan.Evictions) > 0 {
+				quiet = 0
+			}
+			w.elapse(30 * time.Minute)
+		}
+		if quiet < cycles/4 {
+			t.Fatalf("there are still evictions %d cycles after the last arrival", cycles-quiet)
+		}
+		for _, v := range w.step().Verdicts {
+			switch {
+			case v.Action == core.ActionRefuse:
+			case v.Reason == core.ReasonLend && len(w.w.Snapshot().Claims) == 0: // others never lend it so many
+			default:
+				t.Fatalf("gang %s: %s (%s) two days after the last arrival: %s", v.Gang, v.Action, v.Reason, v.Sentence)
+			}
+		}
+	})
+}
