@@ -133,7 +133,7 @@ func TestPrometheusScrapes(t *testing.T) {
 
 	want := map[string]int{
 		`muster_pending_gangs{queue="default"} == 1`:                 1,
-		`sum(muster_gangs) == 2`:                                     1,
+		`sum(muster_gangs{phase!="over"}) == 2`:                      1,
 		`muster_cards{state="used"} == 16`:                           1,
 		`muster_queue_used{queue="default"} == 16`:                   2, // of the model, and of any
 		`muster_nomad_connected == 1`:                                1,

@@ -303,6 +303,9 @@ func (a *Agent) ended(e *entry) {
 	last := list[len(list)-1]
 	e.seenAttempt = last.Number
 	if o, ok := outcomeOf(e.key.String(), &last, e.gang.Saved.Last); ok {
+		if script(&last) {
+			o.By = cmp.Or(e.gang.UserName(), "queue "+string(e.gang.Meta.Queue))
+		}
 		a.cards.Ended(o)
 	}
 }
@@ -333,6 +336,12 @@ func outcomeOf(gang string, at *lifecycle.Attempt, members []lifecycle.Ended) (c
 		return o, false
 	}
 	return o, true
+}
+
+// script tells whether an attempt ended because the user's script did, with a
+// code of its own.
+func script(at *lifecycle.Attempt) bool {
+	return at.Reason == lifecycle.ReasonMember && at.Exit != nil && at.Exit.Outcome == contract.OutcomeFailed && at.Exit.Code > 0 && at.Exit.Signal == 0
 }
 
 // failedThere tells whether an attempt ended because something failed where its

@@ -289,21 +289,25 @@ func TestBreakerOpens(t *testing.T) {
 }
 
 // Failures that follow a card over gangs take it out, and its node is told.
+// Scripts of one user that exit by themselves make it suspect only.
 func TestFailuresFollowACard(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1, 1).start()
 	p := b.plugin(1, 1)
 	p.tell()
-	for i, want := range []string{contract.CardHealthy, contract.CardSuspect, contract.CardQuarantined} {
-		id := fmt.Sprintf("g%d", i)
-		b.submit(job{id: id, count: 1, cards: 1, args: []string{"run=5ms", "exit=7"}})
+	for i, want := range []string{contract.CardHealthy, contract.CardSuspect, contract.CardSuspect, contract.CardQuarantined} {
+		id, end := fmt.Sprintf("g%d", i), "exit=7"
+		if i > 1 {
+			end = "signal=7"
+		}
+		b.submit(job{id: id, count: 1, cards: 1, args: []string{"run=5ms", end}})
 		b.stage(id, contract.StageFailed)
 		b.eventually("the card is "+want, func() bool { return b.agent.Cards("n1")[0].State == want })
 	}
 	c, err := b.agent.Card("GPU-1-0", "")
 	must.NoError(t, err)
 	must.Eq(t, "planner", c.From)
-	must.StrContains(t, c.Why, "failures follow this card: 3 of default/g0, default/g1, default/g2")
+	must.StrContains(t, c.Why, "failures follow this card: 4 of default/g0, default/g1, default/g2, default/g3")
 	reply := p.tell()
 	must.Len(t, 2, reply.Orders)
 	must.Eq(t, contract.OrderSuspect, reply.Orders[1].Kind)

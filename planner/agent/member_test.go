@@ -25,7 +25,7 @@ type members struct {
 	// launched is when each allocation's rank was.
 	launched map[string]time.Time
 	// act says what a member's ranks do, by the arguments of its task:
-	// run=100ms, exit=42, refuse=port, hold.
+	// run=100ms, exit=42, signal=9, refuse=port, hold.
 	problems []string
 	// channel, where set, takes the place of signals and task events.
 	channel *releasetest.Memory
@@ -98,6 +98,7 @@ type virtualMember struct {
 	ended   bool
 	seen    int // records of the channel
 	task    *nomadsim.Task
+	killed  int // the signal that ended its rank
 }
 
 // completes ends the member as one whose ranks are done.
@@ -264,6 +265,10 @@ func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
 			defer v.mu.Unlock()
 			code := 0
 			_, _ = fmt.Sscan(v.act["exit"], &code)
+			if v.act["signal"] != "" {
+				_, _ = fmt.Sscan(v.act["signal"], &v.killed)
+				code = 128 + v.killed
+			}
 			if only, ok := v.act["attempts"]; ok && only != fmt.Sprint(v.attempt) {
 				code = 0
 			}
@@ -293,7 +298,7 @@ func (v *virtualMember) end(t *nomadsim.Task, gang contract.GangID, outcome cont
 	v.members.ended++
 	v.members.mu.Unlock()
 	v.report(t, gang, contract.StateEnded, func(r *contract.Report) {
-		r.Exit = &contract.Exit{Outcome: outcome, Code: code, Rank: 0, Asked: v.asked, Text: fmt.Sprintf("%s with code %d", outcome, code), At: time.Now()}
+		r.Exit = &contract.Exit{Outcome: outcome, Code: code, Signal: v.killed, Rank: 0, Asked: v.asked, Text: fmt.Sprintf("%s with code %d", outcome, code), At: time.Now()}
 	})
 	t.Exit(taskstate.Exit{Code: code})
 }

@@ -20,7 +20,9 @@ import (
 //     failures counts against a place;
 //   - a card on which Suspect gangs failed, or one gang twice, is suspect: it is
 //     given out last, so the next attempt shows whose fault it is. Quarantine
-//     gangs quarantine it, and only a person clears it;
+//     gangs quarantine it, and only a person clears it. There the scripts of one
+//     user count once, where they ended by themselves with a code of their own:
+//     a script that is being written fails often;
 //   - where several cards of one node would be marked, the failures do not tell
 //     them apart, and the node is marked in their place: suspect, then excluded;
 //   - a gang that ran to its end on a card, and for at least Clean, speaks for
@@ -49,6 +51,9 @@ type Outcome struct {
 	// Failed is where the attempt's first member failed; nil: it did not fail
 	// anywhere in particular.
 	Failed *Place
+	// By is whose script it was, where it failed by itself with a code of its own;
+	// "": a signal, a hang, a lost node.
+	By string
 	// Clean are the places of an attempt that ran to its end, for Ran.
 	Clean []Place
 	Ran   time.Duration
@@ -69,6 +74,7 @@ type Fail struct {
 	Gang    string    `json:"gang"`
 	Attempt int       `json:"attempt"`
 	At      time.Time `json:"at"`
+	By      string    `json:"by,omitempty"` // see Outcome
 	Place
 }
 
@@ -150,7 +156,7 @@ func (b *Book) Ended(o Outcome) Changes {
 		})
 	}
 	if o.Failed != nil && !b.explained(o.Failed) {
-		fails = append(fails, Fail{Gang: o.Gang, Attempt: o.Attempt, At: o.At, Place: *o.Failed})
+		fails = append(fails, Fail{Gang: o.Gang, Attempt: o.Attempt, At: o.At, By: o.By, Place: *o.Failed})
 		sort.SliceStable(fails, func(i, j int) bool { return fails[i].At.Before(fails[j].At) })
 	}
 	if len(fails) == before && o.Failed == nil {
@@ -183,7 +189,8 @@ func (b *Book) suspect(now time.Time) Changes {
 		node core.NodeID
 		card string
 	}
-	gangs := map[spot]map[string]int{} // failures by gang
+	gangs := map[spot]map[string]int{}      // failures by gang
+	witnesses := map[spot]map[string]bool{} // whose failures count each for itself
 	names := map[core.NodeID]string{}
 	for _, f := range s.Fails {
 		names[f.Node] = f.Name
@@ -193,19 +200,24 @@ func (b *Book) suspect(now time.Time) Changes {
 		for _, card := range append([]string{""}, f.Cards...) {
 			k := spot{f.Node, card}
 			if gangs[k] == nil {
-				gangs[k] = map[string]int{}
+				gangs[k], witnesses[k] = map[string]int{}, map[string]bool{}
 			}
 			gangs[k][f.Gang]++
+			if f.By != "" {
+				witnesses[k]["scripts of "+f.By] = true
+			} else {
+				witnesses[k][f.Gang] = true
+			}
 		}
 	}
 	// level of a spot: 0 none, 1 suspect, 2 quarantined.
-	level := func(by map[string]int) int {
-		twice := false
+	level := func(k spot) int {
+		by, twice := gangs[k], false
 		for _, n := range by {
 			twice = twice || n >= 2
 		}
 		switch {
-		case rule.Quarantine > 0 && len(by) >= rule.Quarantine:
+		case rule.Quarantine > 0 && len(witnesses[k]) >= rule.Quarantine:
 			return 2
 		case rule.Suspect > 0 && len(by) >= rule.Suspect, rule.Suspect > 0 && twice:
 			return 1
@@ -214,14 +226,14 @@ func (b *Book) suspect(now time.Time) Changes {
 	}
 	next := map[spot]int{}
 	marked := map[core.NodeID][]spot{}
-	for k, by := range gangs {
-		if k.card != "" && level(by) > 0 {
-			next[k] = level(by)
+	for k := range gangs {
+		if k.card != "" && level(k) > 0 {
+			next[k] = level(k)
 			marked[k.node] = append(marked[k.node], k)
 		}
 	}
 	for id := range names {
-		at := level(gangs[spot{id, ""}])
+		at := level(spot{id, ""})
 		switch cards := marked[id]; {
 		case len(cards) == 1 && next[cards[0]] == at:
 			continue // one card explains it all

@@ -15,7 +15,8 @@ import (
 )
 
 // A story is a list of attempts' ends: "gang@node/cards", minutes apart; a
-// leading + is a run to the end, ! a person's clear of the node's card.
+// leading + is a run to the end, ! a person's clear of the node's card; a gang of
+// "ann:a" is a script of ann's that ended by itself.
 func TestSuspicion(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -28,6 +29,9 @@ func TestSuspicion(t *testing.T) {
 		{"two gangs on one card", "a@n0/0 b@n0/0", "n0/0 suspect"},
 		{"three gangs on one card", "a@n0/0 b@n0/0 c@n0/0", "n0/0 quarantined"},
 		{"two of three carry their fault with them", "a@n0/0 b@n0/0 c@n0/0 a@n1/1 b@n2/1", "n0/0 quarantined"}, // quarantined stays until a person clears it
+		{"three scripts of one user", "ann:a@n0/0 ann:b@n0/0 ann:c@n0/0", "n0/0 suspect"},
+		{"three users' scripts", "ann:a@n0/0 bob:b@n0/0 cy:c@n0/0", "n0/0 quarantined"},
+		{"one user's scripts, a hang and a signal", "ann:a@n0/0 ann:b@n0/0 c@n0/0 d@n0/0", "n0/0 quarantined"},
 		{"three gangs on different cards of a node", "a@n0/0 b@n0/1 c@n0/2", "n0 quarantined"},
 		{"two gangs on different cards of a node", "a@n0/0 b@n0/1", "n0 suspect"},
 		{"whole nodes tell no card", "a@n0/0,1,2,3 b@n0/0,1,2,3", "n0 suspect"},
@@ -66,6 +70,9 @@ func TestSuspicion(t *testing.T) {
 				}
 				attempts[gang]++
 				o := Outcome{Gang: gang, Attempt: attempts[gang], At: d.now}
+				if by, _, script := strings.Cut(gang, ":"); script {
+					o.By = by
+				}
 				if o.Failed = &p; strings.HasPrefix(word, gang+"@") {
 					o.Failed, o.Clean, o.Ran = nil, []Place{p}, time.Hour
 				}
