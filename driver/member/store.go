@@ -25,7 +25,8 @@ func (m *Member) movedStore() *contract.Endpoint {
 }
 
 // followStore starts a member anew whose store moved, as long as its ranks
-// have not met there.
+// have not met there. Where the last move is seen no more its host has left, or
+// lost its session: the store did not move back.
 func (m *Member) followStore(todo *actions) {
 	if m.stage != Running || m.hosts() || m.launch == 0 || m.met() {
 		return
@@ -37,11 +38,15 @@ func (m *Member) followStore(todo *actions) {
 		}
 		return e.Host, e.Port
 	}
-	host, port := at(m.movedStore())
+	to := m.movedStore()
+	if m.endpoint != nil && (to == nil || to.Move < m.endpoint.Move) {
+		return
+	}
+	host, port := at(to)
 	if m.planned.Address == "" || host == m.planned.Address && port == m.planned.Port {
 		return
 	}
-	m.endpoint = m.movedStore()
+	m.endpoint = to
 	m.start(todo)
 }
 
