@@ -59,7 +59,7 @@ func queues(t *testing.T) (context.Context, *lab) {
 	l := suite.queued
 	suite.mu.Unlock()
 	if l == nil || l.Planner.Pid() == 0 {
-		l = start(t, trial.Options{PlannerConfig: queueConfig})
+		l = start(t, trial.Options{PlannerConfig: queueConfig + strangers})
 		suite.mu.Lock()
 		suite.queued = l
 		suite.mu.Unlock()

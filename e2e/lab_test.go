@@ -42,13 +42,24 @@ func shared(t *testing.T) (context.Context, *lab) {
 	l := suite.shared
 	suite.mu.Unlock()
 	if l == nil || l.Planner.Pid() == 0 {
-		l = start(t, trial.Options{})
+		l = start(t, trial.Options{PlannerConfig: strangers})
 		suite.mu.Lock()
 		suite.shared = l
 		suite.mu.Unlock()
 	}
 	return l.begin(t), l
 }
+
+// strangers is for the clusters that scenarios share: what fails in one of them
+// is not held against the nodes in the next.
+const strangers = `
+cards {
+  suspicion {
+    suspect    = 0
+    quarantine = 0
+  }
+}
+`
 
 // own gives a cluster to the scenario alone, which may kill parts of it.
 func own(t *testing.T, o trial.Options) (context.Context, *lab) {
