@@ -28,17 +28,41 @@ func TestFirstRemedyHelps(t *testing.T) {
 			}
 			snap := h.w.Snapshot()
 			plan := h.cycle()
-			tried := 0
-			for i := range plan.Verdicts {
-				if v := &plan.Verdicts[i]; len(v.Blockers) > 0 && (v.Action == core.ActionWait || v.Action == core.ActionRefuse) && tried < 2 {
-					tried++
-					r := remedy{t: t, s: thaw(snap), plan: plan, v: v}
-					r.try()
-				}
-			}
+			tryRemedies(t, snap, plan)
 			h.pass(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
 		}
 	})
+}
+
+// The same whatever gangs, queues and nodes there are.
+func TestFirstRemedyOfEverythingHelps(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWide(t)
+		for range rapid.IntRange(1, 6).Draw(t, "cycles") {
+			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
+				w.submitAny()
+			}
+			if rapid.IntRange(0, 3).Draw(t, "quiet") == 0 {
+				w.happen()
+			}
+			snap := w.w.Snapshot()
+			tryRemedies(t, snap, w.step())
+			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
+		}
+	})
+}
+
+// tryRemedies tries those of the first gangs that wait.
+func tryRemedies(t *rapid.T, snap *core.Snapshot, plan *core.Plan) {
+	tried := 0
+	for i := range plan.Verdicts {
+		if v := &plan.Verdicts[i]; len(v.Blockers) > 0 && (v.Action == core.ActionWait || v.Action == core.ActionRefuse) && tried < 2 {
+			tried++
+			r := remedy{t: t, s: thaw(snap), plan: plan, v: v}
+			r.try()
+		}
+	}
 }
 
 // remedy tries what a verdict says would help.
@@ -98,7 +122,7 @@ func (r *remedy) try() {
 				}
 			}
 		}
-	case core.ReasonShape, core.ReasonTopology, core.ReasonReserved, core.ReasonBehind, core.ReasonExcluded:
+	case core.ReasonShape, core.ReasonTopology, core.ReasonReserved, core.ReasonBehind, core.ReasonExcluded, core.ReasonCPU, core.ReasonMemory, core.ReasonPorts, core.ReasonNIC:
 		for _, g := range slices.Clone(r.s.Gangs) {
 			if g.State != core.GangWaiting {
 				r.end(g.ID)
@@ -120,10 +144,28 @@ func (r *remedy) try() {
 				r.end(o.ID)
 			}
 		}
+	case core.ReasonPaused:
+		r.s.Paused = false
+	case core.ReasonPause:
+		g.NotBefore = time.Time{}
+	case core.ReasonBudget:
+		r.s.History.UsedCardSeconds = nil
+	case core.ReasonLend:
+		for i := range r.s.Config.Queues {
+			r.s.Config.Queues[i].Lend = core.Unstated()
+		}
+	case core.ReasonBlast:
+		r.s.Config.Blast = nil
+	case core.ReasonConstraint:
+		g.AvoidNodes, g.AvoidCards = nil, nil
+		for i := range g.Groups {
+			g.Groups[i].Constraints, g.Groups[i].Datacenters = nil, nil
+			g.Groups[i].Devices = slices.DeleteFunc(g.Groups[i].Devices, func(a core.DeviceAsk) bool { return a.Type == "nic" })
+		}
 	case core.ReasonPrefer:
 		g.PreferWait = time.Nanosecond
 	case core.ReasonTooLarge:
-		if b.Missing == 0 {
+		if b.Missing == 0 || len(g.Groups) > 1 || g.Groups[0].Devices == nil || g.Groups[0].Devices[0].Shares > 0 {
 			return // a matter of shapes: how much smaller is not said
 		}
 		per := g.Groups[0].Devices[0].Count
@@ -172,9 +214,13 @@ func (r *remedy) run(st *core.Start) {
 func (r *remedy) hold(id core.GangID, members []core.Placement, asked bool) {
 	at := slices.IndexFunc(r.s.Gangs, func(g core.Gang) bool { return g.ID == id })
 	for _, m := range members {
-		k := core.Claim{Node: m.Node, Gang: id, Member: m.Member, Alloc: fmt.Sprintf("%s.%d", id, m.Member), Use: r.s.Gangs[at].Groups[0].Use, Asked: asked}
-		for _, ids := range m.Cards {
-			k.Cards = append(k.Cards, ids...)
+		groups := r.s.Gangs[at].Groups
+		group := &groups[slices.IndexFunc(groups, func(k core.Group) bool { return k.Name == m.Group })]
+		k := core.Claim{Node: m.Node, Gang: id, Member: m.Member, Alloc: fmt.Sprintf("%s.%d", id, m.Member), Use: group.Use, Ports: group.StaticPorts, Asked: asked}
+		for a, ids := range m.Cards {
+			for _, card := range ids {
+				k.Cards, k.Shares = append(k.Cards, card), append(k.Shares, group.Devices[a].Shares)
+			}
 		}
 		r.s.Claims = append(r.s.Claims, k)
 	}
@@ -192,7 +238,7 @@ func (r *remedy) end(id core.GangID) {
 func (r *remedy) heal() {
 	for i := range r.s.Nodes {
 		n := &r.s.Nodes[i]
-		n.Ready, n.Eligible = true, true
+		n.Ready, n.Eligible, n.Draining, n.Excluded = true, true, false, false
 		n.Version += 1000
 		for d := range n.Devices {
 			for k := range n.Devices[d].Cards {

@@ -202,7 +202,7 @@ func (c *cycle) tooLarge(g *gang, r *placement.Request) *tooLarge {
 		switch {
 		case nodes == 0:
 			t.blockers = append(t.blockers, core.Blocker{Reason: core.ReasonConstraint, Model: o.Model,
-				Text: fmt.Sprintf("group %q: no node satisfies its constraints (%s)", group.Name, c.places.Why(o, i)), Remedy: "relax the constraint that rules out the most nodes"})
+				Text: fmt.Sprintf("group %q: no node satisfies its constraints (%s)", group.Name, c.places.Why(o, i)), Remedy: "relax the constraint, or the device ask, that rules out the most nodes"})
 		case most == 0:
 			t.blockers = append(t.blockers, core.Blocker{Reason: core.ReasonTooLarge, Model: o.Model,
 				Text: fmt.Sprintf("group %q: no node is large enough for one member even when empty (%s)", group.Name, wants(group)), Remedy: "ask for less a member"})

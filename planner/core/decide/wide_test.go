@@ -360,3 +360,26 @@ func TestLivenessOfEverything(t *testing.T) {
 		}
 	})
 }
+
+// What fits is placed in the cycle that sees it, whatever a gang asks for.
+func TestWhatFitsOfEverythingIsPlaced(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWide(t)
+		w.cfg.Reservations = 0
+		for range rapid.IntRange(1, 6).Draw(t, "cycles") {
+			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
+				w.submitAny()
+			}
+			if rapid.IntRange(0, 2).Draw(t, "quiet") == 0 {
+				w.happen()
+			}
+			plan := w.step()
+			gaveUp := slices.ContainsFunc(plan.Resizes, func(r core.Resize) bool { return len(r.Remove) > 0 })
+			if len(plan.Reservations) == 0 && !gaveUp {
+				w.nothingFits(plan)
+			}
+			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
+		}
+	})
+}
