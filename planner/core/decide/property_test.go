@@ -216,7 +216,9 @@ func (h *history) whole(g *core.Gang, start *core.Start, nodes map[core.NodeID]*
 				switch {
 				case c == nil || !c.Healthy || c.State >= core.CardDraining || slices.Contains(g.AvoidCards, id) || d.Type != ask.Type:
 					h.t.Fatalf("gang %s gets card %s, which is not to be used", g.ID, id)
-				case d.Type != "nic" && (d.Name != start.Model || len(g.Models) > 0 && !slices.Contains(g.Models, d.Name)):
+				case ask.Name != "" && string(d.Name) != ask.Name:
+					h.t.Fatalf("gang %s gets a card of %s instead of %s", g.ID, d.Name, ask.Name)
+				case d.Type != "nic" && ask.Name == "" && (d.Name != start.Model || len(g.Models) > 0 && !slices.Contains(g.Models, d.Name)):
 					h.t.Fatalf("gang %s of model %s gets a card of %s", g.ID, start.Model, d.Name)
 				}
 				links[c.Domain] = true

@@ -114,7 +114,7 @@ func (w *wide) submitAny() {
 		more := group
 		more.Name, more.Count, more.Devices = "actor", any("actors", 1, 2, 4), nil
 		if n := any("cards of an actor", 0, 1, 2); n > 0 {
-			more.Devices = []core.DeviceAsk{{Task: "act", Vendor: "nvidia", Type: "gpu", Count: n}}
+			more.Devices = []core.DeviceAsk{{Task: "act", Vendor: "nvidia", Type: "gpu", Name: rapid.SampledFrom([]string{"", string(a100)}).Draw(t, "model of the actors"), Count: n}}
 		}
 		g.Groups = []core.Group{more}
 	case 4:
