@@ -2,6 +2,7 @@ package jobspecs
 
 import (
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -111,4 +112,37 @@ func TestPlannersOfThePages(t *testing.T) {
 	must.True(t, ok)
 	body = regexp.MustCompile(`\$\{var\.[a-z_]+\}`).ReplaceAllString(body, "/x")
 	must.Eq(t, "/x", check("planner.hcl", body).DataDir)
+}
+
+// docs/failures.md names tests and scenarios that exist, for all forty cases.
+func TestCasesOfThePage(t *testing.T) {
+	t.Parallel()
+	tests := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	must.NoError(t, filepath.WalkDir("..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range declared.FindAllSubmatch(text, -1) {
+			tests[string(m[1])] = true
+		}
+		return err
+	}))
+	page := pages(t)["../docs/failures.md"]
+	cases := regexp.MustCompile(`(?m)^\| (C\d\d) \|.*\| ([^|]+) \|$`).FindAllStringSubmatch(page, -1)
+	must.Len(t, 40, cases)
+	for i, c := range cases {
+		must.Eq(t, fmt.Sprintf("C%02d", i+1), c[1])
+		names := regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(c[2], -1)
+		must.SliceNotEmpty(t, names)
+		for _, n := range names {
+			if strings.HasPrefix(n[1], "Test") {
+				must.True(t, tests[n[1]], must.Sprintf("%s: no test is called %s", c[1], n[1]))
+				continue
+			}
+			_, err := os.Stat(filepath.Join("../planner/core/decide/testdata/scenarios", n[1]))
+			must.NoError(t, err)
+		}
+	}
 }

@@ -489,3 +489,23 @@ func TestEviction(t *testing.T) {
 	must.Eq(t, g.Submitted, g.Detail.Stages[0].Entered)
 	must.Eq(t, 2, b.live("g"))
 }
+
+// C31 e: the same id in another namespace is another gang. (d, another user's
+// submission of an id that is in use, is TestNameIsTaken.)
+func TestC31SameIDInAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 4, 1)
+	b.cfg.Core.Queues[0].Namespaces = []string{"default", "lab2"}
+	b.put("/v1/namespace/lab2", map[string]any{"Name": "lab2"})
+	b.start()
+	b.submit(job{id: "g", count: 2, cards: 1})
+	b.submit(job{id: "g", count: 2, cards: 1, args: []string{"run=5ms"}, more: func(j map[string]any) { j["Namespace"] = "lab2" }})
+	b.eventually("the other namespace's gang is complete", func() bool {
+		g, ok := b.agent.Gang("lab2", "g")
+		return ok && g.Stage == contract.StageComplete
+	})
+	must.Eq(t, 2, b.members.launches("lab2/g", 1))
+	g := b.stage("g", contract.StageTraining)
+	must.Eq(t, 1, g.Attempt)
+	must.Eq(t, 2, b.live("g"))
+}

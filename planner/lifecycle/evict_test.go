@@ -402,3 +402,57 @@ func TestShrink(t *testing.T) {
 	must.SliceEmpty(t, give(w, "a1-0"))
 	must.False(t, w.gang.Resizable())
 }
+
+// C29: the gang is not started again before everything of the attempt that was
+// evicted is gone; what is said of that attempt later, by Nomad or by a member,
+// does not touch the next one; and evictions use up no retries.
+func TestC29TheOldStopLeavesTheNewAttemptAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.submit(nil) // muster_retries is 0
+	for attempt := 1; attempt < 10; attempt += 2 {
+		w.release()
+		must.Eq(t, attempt, w.gang.Saved.Attempt)
+		old := w.gang.Saved.Record.Members
+		w.evict(nil)
+		w.now = w.now.Add(time.Minute + leaveSlack)
+
+		// Nomad answers the stop late: the allocations live on meanwhile.
+		w.refuse["StopAllocs"] = true
+		for range 10 {
+			effects := w.gang.Step(w.seen(false))
+			if len(effects) == 0 {
+				break
+			}
+			w.carry(effects)
+		}
+		_, ready := w.gang.Ready(w.seen(false))
+		must.False(t, ready, must.Sprint("its ranks still run"))
+		must.Eq(t, Stopping, w.gang.Saved.Phase)
+		must.Eq(t, []*picture.Alloc{w.allocs[len(w.allocs)-2], w.allocs[len(w.allocs)-1]}, w.gang.live(w.seen(false), 0))
+		delete(w.refuse, "StopAllocs")
+		w.now = w.now.Add(stopAgain)
+		w.settle()
+		must.Eq(t, Waiting, w.gang.Saved.Phase)
+		must.Zero(t, w.gang.Saved.Retries)
+		must.Zero(t, w.gang.Saved.SiteFailures)
+		_, ready = w.gang.Ready(w.seen(false))
+		must.True(t, ready)
+
+		// The late word on that attempt, while the next one runs.
+		w.release()
+		for i, m := range old {
+			w.reports = append(w.reports, contract.Report{V: 1, Gang: w.gang.ID, Attempt: attempt, Alloc: m.Alloc, Task: m.Task, Start: 1, State: contract.StateEnded, At: w.now,
+				Exit: &contract.Exit{Outcome: contract.OutcomeFailed, Code: 143, Rank: i, Text: "late", At: w.now}})
+		}
+		w.settle()
+		must.Eq(t, Released, w.gang.Saved.Phase)
+		must.Eq(t, attempt+1, w.gang.Saved.Attempt)
+
+		w.evict(func(e *core.Eviction) { e.Immediate = true })
+		w.settle()
+		must.Eq(t, Waiting, w.gang.Saved.Phase)
+	}
+	must.Zero(t, w.gang.Saved.Retries)
+	must.Len(t, 10, w.gang.Saved.Attempts)
+}
