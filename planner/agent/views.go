@@ -267,7 +267,7 @@ func (s *state) detail(e *entry, now time.Time) *view.Detail {
 	}
 	if len(d.Members) == 0 {
 		for i, m := range saved.Last {
-			v := view.Member{Index: i, Group: m.Group, Task: m.Task, Alloc: m.Alloc, Node: m.Node, NodeID: m.NodeID, Address: m.Address, State: "lost", Status: m.Status, Ranks: m.Ranks,
+			v := view.Member{Index: i, Group: m.Group, Task: m.Task, Alloc: m.Alloc, Node: m.Node, NodeID: m.NodeID, Address: m.Address, State: cmp.Or(m.Status, "lost"), Status: m.Status, Ranks: m.Ranks,
 				Model: string(m.Model), Cards: append([]string{}, m.Cards...), Step: m.Step, Exit: m.Exit}
 			if m.State != "" {
 				v.State = string(m.State)

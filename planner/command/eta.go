@@ -1,6 +1,7 @@
 package command
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/nomad-muster/muster/internal/contract"
@@ -51,7 +52,7 @@ func eta() Command {
 					return
 				case y.Stage == unsubmitted && y.Verdict.Action == core.ActionStart:
 					w.line("%s: %s", y.ID, y.Verdict.Sentence)
-					w.start(y.Verdict.ETA)
+					w.start(y.Verdict)
 					return
 				case y.Stage == unsubmitted:
 					w.line("%s would not start as the cluster is: %s", y.ID, y.Verdict.Sentence)
@@ -63,15 +64,32 @@ func eta() Command {
 					w.line("%s does not wait: it is %s", y.ID, y.Stage)
 					return
 				}
-				w.start(y.Verdict.ETA)
+				w.start(y.Verdict)
 			})
 		},
 	}
 }
 
+// withoutEnd are the gangs in somebody's way whose end is not known.
+func withoutEnd(blockers []view.Blocker) []string {
+	var out []string
+	for _, b := range blockers {
+		for _, h := range b.Holders {
+			if h.Gang != "" && h.Until.IsZero() && !slices.Contains(out, h.Gang) {
+				out = append(out, h.Gang)
+			}
+		}
+	}
+	return out
+}
+
 // start prints an expected start and its assumption.
-func (w *screen) start(e view.ETA) {
+func (w *screen) start(v view.Verdict) {
+	e := v.ETA
 	text := w.c.eta(&e)
+	if endless := withoutEnd(v.Blockers); e.From.IsZero() && e.Assumption == "" && len(endless) > 0 {
+		text += ": nobody knows when " + shorten(endless) + " will end; a muster_time_limit says so"
+	}
 	if e.Promised {
 		text += " (promised)"
 	}

@@ -156,6 +156,12 @@ func TestScreens(t *testing.T) {
 		{"why_waiting", []string{"why", "llama"}, nil, 0},
 		{"why_running", []string{"why", "train-7"}, nil, 0},
 		{"eta_waiting", []string{"eta", "llama"}, nil, 0},
+		{"eta_unknown", []string{"eta", "llama"}, func(s *shell) {
+			s.planner.Change("research", "llama-70b", func(g *view.Gang) {
+				v := &g.Detail.Verdict
+				v.ETA, v.Blockers = view.ETA{}, []view.Blocker{{Reason: core.ReasonCards, Holders: []view.Holder{{Gang: "research/train-7", Cards: 16}, {Job: "default/web", Cards: 8}}}}
+			})
+		}, 0},
 		{"eta_running", []string{"eta", "train-7"}, nil, 0},
 		{"nodes", []string{"nodes"}, nil, 0},
 		{"usage", []string{"usage", "-by=queue,user,model"}, nil, 0},

@@ -385,6 +385,14 @@ func are(n int, noun string) string {
 	return count(n, noun) + " are"
 }
 
+// asks is the same with that verb.
+func asks(n int, noun string) string {
+	if n == 1 {
+		return count(n, noun) + " asks"
+	}
+	return count(n, noun) + " ask"
+}
+
 // count writes a number with its noun.
 func count(n int, noun string) string {
 	if n == 1 {

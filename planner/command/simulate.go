@@ -92,6 +92,9 @@ func runSimulation(c *Call, o simulateFlags, path string) error {
 	if err != nil {
 		return err
 	}
+	if n, most := tooWide(jobs, nodes); n > 0 {
+		c.warn([]string{fmt.Sprintf("%s for more cards on one node than any node has (%d), and will never run; a trace that counts processors wants them on one node, such as -nodes 1x512", asks(n, "job"), most)})
+	}
 	figures, results := make([]simulate.Figures, len(policies)), make([]*simulate.Result, len(policies))
 	for i, p := range policies {
 		run := simulate.Options{Name: p.name, Seed: o.seed, Config: p.config, Nodes: nodes, Jobs: slices.Clone(jobs), Oracle: o.oracle, Save: o.save, Restart: o.restart,
@@ -128,6 +131,24 @@ func runSimulation(c *Call, o simulateFlags, path string) error {
 			w.line("Plots: %s.", strings.Join(plots, ", "))
 		}
 	})
+}
+
+// tooWide counts the jobs of which one member alone asks for more cards than
+// the largest node has.
+func tooWide(jobs []simulate.Job, nodes []core.Node) (n, most int) {
+	for i := range nodes {
+		cards := 0
+		for _, g := range nodes[i].Devices {
+			cards += len(g.Cards)
+		}
+		most = max(most, cards)
+	}
+	for i := range jobs {
+		if jobs[i].Cards > most {
+			n++
+		}
+	}
+	return n, most
 }
 
 // draw writes the plots and tells their paths.

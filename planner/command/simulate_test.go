@@ -47,6 +47,12 @@ func TestSimulate(t *testing.T) {
 	must.StrContains(t, r.stdout, "Mean wait of the largest")
 	must.StrContains(t, r.stdout, "again")
 
+	must.StrNotContains(t, r.stderr, "Warning")
+	r = s.run("simulate", "-nodes=64x4", write("wide.csv", "job,submit_s,run_s,procs,req_time_s\n1,0,60,5,60\n2,0,60,4,60\n"))
+	must.Eq(t, 0, r.code, must.Sprint(r.stderr))
+	must.StrContains(t, r.stderr, "1 job asks for more cards on one node than any node has (4), and will never run")
+	must.StrContains(t, r.stdout, "1 of 2")
+
 	plots := filepath.Join(dir, "plots")
 	r = s.run("simulate", "-nodes=4x8", "-svg="+plots, "-policy=a="+fifo, "-policy=b/c="+fifo, trace)
 	must.Eq(t, 0, r.code, must.Sprint(r.stderr))

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/nomad-muster/muster/internal/contract"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/httpapi/client"
 	"github.com/nomad-muster/muster/planner/view"
@@ -78,6 +79,10 @@ func (w *screen) why(y view.Why) {
 	v := y.Verdict
 	head := fmt.Sprintf("%s is %s", y.ID, y.Stage)
 	switch {
+	case y.Stage == string(contract.StageFailed):
+		head = y.ID + " has failed"
+	case y.Stage == string(contract.StageCancelled):
+		head = y.ID + " was cancelled"
 	case v.Position > 0 && y.Stage == unsubmitted:
 		head += fmt.Sprintf("; it would be at position %d of queue %s", v.Position, y.Queue)
 	case v.Position > 0:
@@ -90,7 +95,7 @@ func (w *screen) why(y view.Why) {
 	w.blockers(v)
 	if v.Position > 0 && v.Action != core.ActionStart {
 		w.title("Expected start")
-		w.start(v.ETA)
+		w.start(v)
 	}
 }
 

@@ -167,7 +167,7 @@ func (t *Trace) csv(r io.Reader) error {
 	case has("id", "submit_s", "run_s", "cards"):
 		t.Format, read = "muster", t.own
 	default:
-		return fmt.Errorf("line 1: no known format has the columns %s", strings.Join(head, ","))
+		return fmt.Errorf("line 1: no known format has the columns %s; a trace of your own has the columns id, submit_s, run_s, cards, and if you like queue, user, name, members, limit_s, priority, min", strings.Join(head, ","))
 	}
 	var faults []error
 	for line := 2; ; line++ {
