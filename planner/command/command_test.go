@@ -263,54 +263,6 @@ func TestStopOver(t *testing.T) {
 	must.Eq(t, []string{"stop default/done by anonymous"}, s.planner.Calls())
 }
 
-// A stop that waits for ranks says what for, until when, and how not to; on a
-// terminal it counts on.
-func TestStopTellsWhatItWaitsFor(t *testing.T) {
-	t.Parallel()
-	const asked = "default/train: 2 members are asked to save and leave, and stopped at 12:05:00 (in 5m00s) if still there; muster job stop -now train does not wait for that\n"
-	stop := func(t *testing.T, terminal bool, then func(s *shell, line string, cancel context.CancelCauseFunc)) result {
-		s := newShell(t)
-		s.terminal = terminal
-		s.env["NO_COLOR"] = "1"
-		s.planner.Set(gang("default", "train", contract.StageTraining), view.Event{})
-		s.planner.StopFunc = func(_ httpapi.Caller, _, _ string, _ view.StopRequest) (view.Stopped, error) {
-			out := view.Stopped{ID: "default/train", Stage: "training", Index: s.planner.Feed.Index()}
-			s.planner.Change("default", "train", func(g *view.Gang) {
-				left := view.Member{Index: 0, State: "ended", Exit: &contract.Exit{Outcome: contract.OutcomeCheckpointed}}
-				g.Detail = &view.Detail{Asked: &view.Asked{At: noon.Add(-10 * time.Second), Until: noon.Add(5 * time.Minute), Kind: contract.AskStop, Why: "stopped"}, Members: []view.Member{left, {Index: 1, State: "training"}},
-					Want: view.Want{CheckpointAt: noon.Add(-time.Second), CheckpointStep: 40}}
-			})
-			return out, nil
-		}
-		ctx, cancel := context.WithCancelCause(t.Context())
-		defer cancel(nil)
-		s.lines = func(line string) { then(s, line, cancel) }
-		return s.runIn(ctx, "job", "stop", "train")
-	}
-	leaves := func(s *shell, line string, _ context.CancelCauseFunc) {
-		if strings.Contains(line, "save and leave") {
-			go s.planner.Change("default", "train", func(g *view.Gang) {
-				g.Stage, g.Sentence = contract.StageCancelled, "stopped by anonymous; member 0: saved a checkpoint after it was asked to leave"
-			})
-		}
-	}
-	r := stop(t, false, leaves)
-	must.Eq(t, result{0, "default/train cancelled: stopped by anonymous; member 0: saved a checkpoint after it was asked to leave\n", asked}, r)
-
-	r = stop(t, true, leaves)
-	must.Eq(t, 0, r.code)
-	must.StrContains(t, r.stderr, asked)
-	must.StrContains(t, r.stderr, "default/train · leaving since 10s · 1 of 2 members left · at most 5m00s more · saved at step 40")
-
-	r = stop(t, false, func(_ *shell, line string, cancel context.CancelCauseFunc) {
-		if strings.Contains(line, "save and leave") {
-			cancel(command.ErrInterrupted)
-		}
-	})
-	must.Eq(t, command.ExitInterrupted, r.code)
-	must.StrContains(t, r.stderr, "gang default/train is being stopped (training); muster status train shows it, muster job stop -now train ends it at once")
-}
-
 // C40: each way in which a submission that waits can end has its exit code.
 func TestC40ExitCodes(t *testing.T) {
 	t.Parallel()
@@ -557,39 +509,6 @@ func newProxy(t *testing.T, target string, broken func() bool) string {
 		}
 	}))
 	return server
-}
-
-func TestUsage(t *testing.T) {
-	t.Parallel()
-	s := newShell(t)
-	s.parts = command.Parts{Agent: noAgent, Dev: noDev}
-	for _, test := range []struct {
-		args []string
-		says string
-	}{
-		{nil, "Usage: muster"}, {[]string{"bogus"}, "there is no command \"bogus\"; muster -h lists them"}, {[]string{"stauts"}, "did you mean \"status\"?"}, {[]string{"qeue", "status"}, "did you mean \"queue\"?"},
-		{[]string{"job"}, "Subcommands"}, {[]string{"job", "bogus"}, "muster job has no command \"bogus\"; there is plan, run, stop, validate"}, {[]string{"job", "runn"}, "did you mean \"run\"?"},
-		{[]string{"-address=http://x", "queue", "status"}, "muster queue status -address=http://x"}, {[]string{"-json"}, "and no command"},
-		{[]string{"queue", "-stage=never"}, "is none of submitted, "}, {[]string{"dev", "-nodes=-1"}, "from 1 on"}, {[]string{"dev", "-nodes=x"}, "a whole number"}, {[]string{"dev", "-job=gone.hcl"}, "gone.hcl"},
-		{[]string{"job", "run"}, "an argument is missing"}, {[]string{"job", "run", "a", "b"}, "at most 1"}, {[]string{"queue", "x"}, "takes no arguments"},
-		{[]string{"queue", "-bogus"}, "muster queue -h"}, {[]string{"queue", "-json", "-t", "x"}, "exclude"}, {[]string{"queue", "-t", "{{"}, "read template"},
-		{[]string{"queue", "-t", "{{.Nothing}}"}, "fill template"}, {[]string{"job", "run", "-until=never", s.file("the job")}, "none of queued"},
-		{[]string{"job", "run", "gone.hcl"}, "gone.hcl"}, {[]string{"job", "run", s.file(" \n")}, "empty"}, {[]string{"job", "run", s.file("{broken")}, "starts like JSON"},
-		{[]string{"job", "run", "-var", "x", s.file("the job")}, "not name=value"}, {[]string{"job", "run", "-check-index=-3", s.file("the job")}, "whole number"},
-		{[]string{"job", "run", "-namespace=*", s.file("the job")}, "one namespace"}, {[]string{"queue", "-address=ftp://x"}, "-address"},
-		{[]string{"job", "run", "-timeout=long", s.file("the job")}, "-timeout: it is a length of time such as 90s"},
-	} {
-		r := s.run(test.args...)
-		must.Eq(t, command.ExitError, r.code, must.Sprint(test.args))
-		must.StrContains(t, r.stdout+r.stderr, test.says, must.Sprint(test.args))
-	}
-	must.SliceEmpty(t, s.planner.Calls())
-	must.MapContainsKey(t, s.run("bogus", "-json").document(t), "error")
-	for _, args := range [][]string{{"-h"}, {"job", "-h"}, {"job", "run", "-h"}, {"help", "why"}, {"version"}, {"-version"}} {
-		must.Eq(t, 0, s.run(args...).code, must.Sprint(args))
-	}
-	must.Eq(t, "Muster v0.1.0\n", s.run("version").stdout)
-	must.Eq(t, any("0.1.0"), s.run("version", "-json").document(t)["version"])
 }
 
 // Flags may stand behind the arguments, and -- ends them.
