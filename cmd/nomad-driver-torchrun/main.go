@@ -29,6 +29,9 @@ func main() {
 		case "version", "-version", "--version":
 			fmt.Println("nomad-driver-torchrun", buildinfo.String())
 			return
+		case "help", "-h", "-help", "--help":
+			fmt.Println("nomad-driver-torchrun is a plugin: a Nomad agent that has it in its plugin_dir starts it.\nnomad-driver-torchrun version prints its version; docs/driver.md tells how it is set up.")
+			return
 		}
 	}
 	binary, err := os.Executable()
