@@ -32,6 +32,13 @@ type Options struct {
 	Script      Script        // what tasks on virtual nodes do; nil: DefaultScript
 	DataDir     string        // where live nodes keep their files; empty: a temporary folder
 	MaxConns    int           // connections from one address, beyond which requests are answered 429; 0: 100, negative: no limit
+	// CommitTime makes every write wait so long, once the cluster has started, as a server's log does that is written to
+	// disk: a wait on the wall clock, one commit after the other, with what comes meanwhile in the next. 0: no wait.
+	CommitTime time.Duration
+	// SignTime is what a plan waits for each task that it places, one plan after the other: a server signs an identity for
+	// each.
+	SignTime   time.Duration
+	Schedulers int // evaluations that are looked at at once; 0: 1
 	// SharedClasses gives nodes that are alike one computed class. By default each node has a class of its own, as on a
 	// real agent, whose list of signals comes in a random order.
 	SharedClasses bool
@@ -69,6 +76,8 @@ type Cluster struct {
 	url      string
 	client   *api.Client
 	conns    connCount
+
+	plans sync.Mutex // one plan is applied at a time
 
 	moves  atomic.Uint64 // what was set going so far
 	beside atomic.Int64  // functions that run beside
@@ -122,6 +131,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	if opts.MaxConns == 0 {
 		opts.MaxConns = 100
 	}
+	opts.Schedulers = max(opts.Schedulers, 1)
 	if opts.Script == nil {
 		opts.Script = DefaultScript
 	}
@@ -144,12 +154,10 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		c.cancel()
 		return nil, err
 	}
-	c.wg.Add(2)
-	go c.work()
-	go func() {
-		defer c.wg.Done()
-		c.pump.run()
-	}()
+	for range opts.Schedulers {
+		c.wg.Go(c.work)
+	}
+	c.wg.Go(c.pump.run)
 	for _, n := range opts.Nodes {
 		if _, err := c.AddNode(n); err != nil {
 			c.Close()
@@ -157,6 +165,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		}
 	}
 	c.housekeeping()
+	c.store.CommitTime(opts.CommitTime)
 	context.AfterFunc(c.ctx, c.Close)
 	return c, nil
 }

@@ -13,7 +13,6 @@ import (
 
 // work runs evaluations until the broker is closed.
 func (c *Cluster) work() {
-	defer c.wg.Done()
 	for {
 		e := c.broker.next()
 		if e == nil {
@@ -166,6 +165,11 @@ func stampTimes(res *sched.Result, took time.Duration) {
 
 // applyPlan commits what of a plan still fits. It counts down what is queued and says whether all of it went through.
 func (c *Cluster) applyPlan(res *sched.Result, allAtOnce bool) (whole bool, rejected map[string]string) {
+	c.plans.Lock()
+	defer c.plans.Unlock()
+	if c.opts.SignTime > 0 {
+		time.Sleep(time.Duration(newTasks(res.Plan)) * c.opts.SignTime)
+	}
 	_, err := c.store.TryApply(func(tx *store.Txn) error {
 		// The store is locked: the state that the plan is checked against is the one it is applied to.
 		var ok *store.Plan
@@ -197,6 +201,17 @@ func (c *Cluster) applyPlan(res *sched.Result, allAtOnce bool) (whole bool, reje
 	})
 	_ = err // nothing left of the plan: rejected tells why
 	return len(rejected) == 0, rejected
+}
+
+// newTasks counts the tasks of the allocations that a plan places anew.
+func newTasks(p *store.Plan) int {
+	n := 0
+	for _, a := range p.Placed {
+		if g := a.Group(); a.CreateIndex == 0 && g != nil {
+			n += len(g.Tasks)
+		}
+	}
+	return n
 }
 
 var errNothing = errors.New("nothing to apply")

@@ -71,6 +71,7 @@ type Store struct {
 	events  *Ring
 	now     func() time.Time
 	hooks   []func(*Changes)
+	commits commits
 }
 
 // Changes tells what an Apply did.
@@ -123,6 +124,7 @@ func (s *Store) Apply(txns ...func(*Txn)) uint64 {
 
 // TryApply is Apply with a first transaction that may refuse: on an error nothing is changed, and the index is the old one.
 func (s *Store) TryApply(first func(*Txn) error, more ...func(*Txn)) (uint64, error) {
+	s.commits.wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	index := s.current.Load().index + 1
