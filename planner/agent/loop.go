@@ -16,9 +16,9 @@ import (
 const leastPause = 20 * time.Millisecond
 
 // leastRest between two decisions gathers news that come together; a decision
-// that took longer is followed by as long a rest, so that deciding never takes
-// more than half of the loop's time.
-const leastRest = 2 * time.Millisecond
+// that took long is followed by twice as long a rest, so that deciding never
+// takes more than a third of the loop's time.
+const leastRest = 4 * time.Millisecond
 
 // loop runs until ctx ends; what it starts is counted in wg.
 func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
@@ -62,7 +62,7 @@ func (a *Agent) loop(ctx context.Context, wg *sync.WaitGroup) {
 			a.state.cycles++
 			a.state.lastCycle, a.state.lastTook = start, took
 			end := time.Now()
-			a.state.nextCycle = end.Add(max(end.Sub(now), leastRest))
+			a.state.nextCycle = end.Add(max(2*end.Sub(now), leastRest))
 			a.metrics.cycle.Observe(took.Seconds())
 			a.mu.Unlock()
 		}
