@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unique"
 
 	"github.com/nomad-muster/muster/internal/nomadsim/wire"
 )
@@ -53,7 +54,8 @@ func ComputedClass(n *wire.Node) string {
 			}
 		}
 	}
-	return fmt.Sprintf("v1:%d", h.Sum64())
+	// Nodes of one class share one text: an evaluation looks it up for every node that it walks.
+	return unique.Make(fmt.Sprintf("v1:%d", h.Sum64())).Value()
 }
 
 type verdict byte
