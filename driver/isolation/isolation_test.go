@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -145,6 +146,37 @@ func startIn(t *testing.T, c *Cgroup, cmd *exec.Cmd) {
 	must.NoError(t, err)
 	must.NoError(t, cmd.Start())
 	must.NoError(t, back())
+}
+
+// The scope that Nomad's client makes for a task on version 2 is the task's
+// cgroup: it gets the limit, and Nomad removes it.
+func TestNomadsScope(t *testing.T) {
+	h, ok := hierarchies(t)["cgroup.v2"]
+	if !ok {
+		t.Skip("no hierarchy of version 2 here")
+	}
+	slice := filepath.Join(h.Mounts[""], "nomad-test-"+strconv.Itoa(os.Getpid())+".slice")
+	scope := filepath.Join(slice, "alloc.train.scope")
+	must.NoError(t, os.MkdirAll(scope, 0o755))
+	t.Cleanup(func() { must.NoError(t, removeTree(slice)) })
+	for _, dir := range []string{h.Mounts[""], slice} {
+		_ = writeControl(dir, "cgroup.subtree_control", "+memory") // as Nomad does, where it can
+	}
+	c, err := h.New("unused", scope, Limits{MemoryBytes: 32 << 20})
+	must.NoError(t, err)
+	must.Eq(t, scope, c.Track)
+	if c.Memory != "" {
+		limit, err := os.ReadFile(filepath.Join(scope, "memory.max"))
+		must.NoError(t, err)
+		must.Eq(t, "33554432\n", string(limit))
+	}
+	cmd := exec.Command("sleep", "300")
+	startIn(t, c, cmd)
+	must.Eq(t, []int{cmd.Process.Pid}, pids(t, c))
+	must.NoError(t, c.Kill())
+	_ = cmd.Wait()
+	must.NoError(t, c.Remove())
+	must.True(t, isDir(scope))
 }
 
 // Processes that replace themselves all the time, each by a child in a session
