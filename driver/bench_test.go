@@ -120,14 +120,14 @@ func last(times []time.Time) (t time.Time) {
 // BenchmarkRelease measures eight members of two ranks on one machine, over
 // Consul: from the released record to the first instruction of the last of the
 // 16 ranks; from the exit of the last rank of a member that was stopped, to the
-// answer to Nomad; and the resident memory of a held member.
+// answer to Nomad; and the resident memory of a held and of a running member.
 //
 //	go test ./driver -run '^$' -bench Release -benchtime 10x
 func BenchmarkRelease(b *testing.B) {
 	const members, ranks = 8, 2
 	binary := program(b)
 	var launched, stopped time.Duration
-	var held, private float64
+	var held, private, running float64
 	for range b.N {
 		tr := newTrial(b, members, map[string]any{"launcher": "ranks", "nproc_per_node": ranks,
 			"command": []any{"/bin/sh", "-c", `date "+up %s.%N"; trap 'date "+gone %s.%N"; exit 0' TERM; sleep 60 & wait`}})
@@ -148,6 +148,12 @@ func BenchmarkRelease(b *testing.B) {
 			up = last([]time.Time{up, last(m.log.stamps(b, "up", ranks))})
 		}
 		launched += up.Sub(released)
+		for i := range members {
+			written, err := tr.task(i).start.ReadShim()
+			must.NoError(b, err)
+			rss, _ := resident(b, written.Process.PID)
+			running += rss / members
+		}
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		worst := time.Duration(0)
@@ -171,6 +177,7 @@ func BenchmarkRelease(b *testing.B) {
 	b.ReportMetric(float64(stopped.Microseconds())/1000/n, "ms-exit-to-stopped")
 	b.ReportMetric(held/n, "MiB-held")
 	b.ReportMetric(private/n, "MiB-held-private")
+	b.ReportMetric(running/n, "MiB-running")
 }
 
 // resident gives a process's resident memory in MiB, and what of it is not

@@ -218,10 +218,7 @@ func TestGangAcrossHosts(t *testing.T) {
 func TestCutLinkIsFoundBeforeRelease(t *testing.T) {
 	l := newLab(t)
 	t.Parallel()
-	// Only the way between the hosts is cut; both still reach Consul.
-	for i := 1; i <= 2; i++ {
-		must.NoError(t, l.ip("-n", l.host(i), "route", "add", "blackhole", fmt.Sprintf("%s.%d/32", l.net, 13-i)))
-	}
+	l.cutBetween()
 	hosts := l.trial(ranksConfig(t, "-steps", "5"))
 	gang := joined(hosts)
 	gang.place(1)
@@ -238,6 +235,46 @@ func TestCutLinkIsFoundBeforeRelease(t *testing.T) {
 		p := all[m.cfg.AllocID+".train"].Problems[0]
 		must.Eq(t, "peer", p.What)
 		must.Eq(t, fmt.Sprintf("n%d", 2-i), p.Peer)
+	}
+}
+
+// cutBetween cuts the way between the two hosts; both still reach everybody else.
+func (l *lab) cutBetween() {
+	for i := 1; i <= 2; i++ {
+		must.NoError(l.t, l.ip("-n", l.host(i), "route", "add", "blackhole", fmt.Sprintf("%s.%d/32", l.net, 13-i)))
+	}
+}
+
+// A link between hosts that is cut while they train, and neither is away: no
+// session ends and no rank fails for minutes, since TCP tries again. It is a
+// hang, and found as one.
+func TestCutLinkWhileTrainingIsAHang(t *testing.T) {
+	l := newLab(t)
+	t.Parallel()
+	config := ranksConfig(t, "-steps", "1000000", "-step-time", "20ms")
+	config["hang_timeout"] = "2s"
+	hosts := l.trial(config)
+	gang := joined(hosts)
+	gang.place(1)
+	gang.release()
+	gang.planner.Await(gang.ctx, 1, "training", func(all map[string]contract.Report) bool {
+		for _, r := range all {
+			if r.State != contract.StateTraining {
+				return false
+			}
+		}
+		return len(all) == 2
+	})
+	l.cutBetween()
+	cut := time.Now()
+	var outcomes []contract.Outcome
+	for _, h := range hosts {
+		outcomes = append(outcomes, h.exit(0).Outcome)
+	}
+	must.Less(t, 12*time.Second, time.Since(cut)) // hang_timeout + 10 s
+	must.SliceContains(t, outcomes, contract.OutcomeHung)
+	for i, o := range outcomes {
+		must.SliceContains(t, []contract.Outcome{contract.OutcomeHung, contract.OutcomePeer}, o, must.Sprint(hosts[i].exit(0).Text))
 	}
 }
 
