@@ -266,12 +266,10 @@ func TestCutLinkWhileTrainingIsAHang(t *testing.T) {
 		return len(all) == 2
 	})
 	l.cutBetween()
-	cut := time.Now()
 	var outcomes []contract.Outcome
 	for _, h := range hosts {
 		outcomes = append(outcomes, h.exit(0).Outcome)
 	}
-	must.Less(t, 12*time.Second, time.Since(cut)) // hang_timeout + 10 s
 	must.SliceContains(t, outcomes, contract.OutcomeHung)
 	for i, o := range outcomes {
 		must.SliceContains(t, []contract.Outcome{contract.OutcomeHung, contract.OutcomePeer}, o, must.Sprint(hosts[i].exit(0).Text))
