@@ -87,15 +87,20 @@ func (e *events) Pop() any {
 // job is a job under way.
 type job struct {
 	*Job
-	gang    *Gang
-	left    time.Duration // of its run, at full size
-	from    time.Time     // since when it makes progress
-	rate    float64       // of progress; 1 is full size, all near
-	tag     int
-	out     Outcome
-	queued  time.Time
-	hit     time.Time // by a fault that is not made good yet
-	running bool
+	gang   *Gang
+	left   time.Duration // of its run, at full size
+	from   time.Time     // since when it makes progress
+	rate   float64       // of progress; 1 is full size, all near
+	tag    int
+	out    Outcome
+	queued time.Time
+	hit    time.Time // by a fault that is not made good yet
+	row    int       // hits since it last got as far as a checkpoint
+	// displaced: it was hit and is not back yet, or had to leave for one that was;
+	// aside: the latter.
+	displaced, aside bool
+	chain            int // how many had to leave, one for another, since the fault
+	running          bool
 }
 
 // engine is one simulation under way.
@@ -286,6 +291,14 @@ func (e *engine) cycle() error {
 		return err
 	}
 	e.res.plan(p)
+	for i := range p.Evictions {
+		if j, other := e.jobs[p.Evictions[i].Gang], e.jobs[p.Evictions[i].For]; j != nil && other != nil && other.displaced {
+			j.displaced, j.aside = true, true
+			j.out.Aside++
+			j.chain = other.chain + 1
+			j.out.Chain = max(j.out.Chain, j.chain)
+		}
+	}
 	for _, g := range done.Asked {
 		e.asked(e.jobs[g.ID])
 	}
@@ -347,12 +360,10 @@ func (e *engine) started(gangs []*Gang) {
 		e.run(j)
 		if g.Attempt > 1 {
 			j.from = j.from.Add(e.o.Restart)
-			j.out.Lost += e.o.Restart
-			if j.gang.kind == core.EvictRepair {
-				j.out.LostToFaults += e.o.Restart
-			}
+			j.lost(e.o.Restart)
 			e.schedule(j)
 		}
+		j.displaced, j.aside = false, false
 	}
 }
 
@@ -362,6 +373,17 @@ func (j *job) repaired(now time.Time) {
 		j.out.Repairs++
 		j.out.Repairing += now.Sub(j.hit)
 		j.hit = time.Time{}
+	}
+}
+
+// lost books time that brings its work no further.
+func (j *job) lost(d time.Duration) {
+	j.out.Lost += d
+	switch {
+	case j.gang.kind == core.EvictRepair:
+		j.out.LostToFaults += d
+	case j.aside:
+		j.out.LostAside += d
 	}
 }
 
@@ -418,14 +440,10 @@ func (e *engine) asked(j *job) {
 		if e.o.Checkpoints > 0 && !j.gang.Checkpoint.IsZero() {
 			kept = max(0, before-j.left-e.w.Now.Sub(j.gang.Checkpoint))
 		}
-		lost := before - j.left - kept
-		j.out.Lost += lost
-		if j.gang.kind == core.EvictRepair {
-			j.out.LostToFaults += lost
-		}
+		j.lost(before - j.left - kept)
 		j.left = before - kept
 	} else {
-		j.out.Lost += save
+		j.lost(save)
 	}
 	j.running = false
 	j.tag++

@@ -60,8 +60,13 @@ func (f *faults) handle(ev event) error {
 			continue
 		}
 		if j := f.e.jobs[g.ID]; j != nil && !g.Damaged {
-			j.hit = w.Now
+			if c := f.e.o.Checkpoints; c > 0 && w.Now.Sub(g.Released) >= c {
+				j.row = 0
+			}
+			j.hit, j.displaced, j.chain = w.Now, true, 0
+			j.row++
 			j.out.Hits++
+			j.out.InARow = max(j.out.InARow, j.row)
 		}
 		g.Damaged = true
 		for i := range g.Claims {

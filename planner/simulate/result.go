@@ -23,8 +23,15 @@ type Outcome struct {
 	// LostToFaults is the part of Lost that they cost.
 	Hits, Repairs           int
 	Repairing, LostToFaults time.Duration
-	Nodes                   int
-	Domains                 []int
+	// InARow is how often it was hit, at most, without getting as far as a
+	// checkpoint in between. Aside is how often it had to make room for a gang
+	// that was hit, or for one that had had to, and LostAside what that cost:
+	// preemption of the second order.
+	// Chain is how many, one for another, had to since the fault, itself included.
+	InARow, Aside, Chain int
+	LostAside            time.Duration
+	Nodes                int
+	Domains              []int
 	// Promises: when it was first told a start, which, and whether it moved
 	// later without a stated cause.
 	Promised      bool
@@ -198,6 +205,11 @@ type Figures struct {
 	Repaired        int                `json:"repaired"` // of those, that ran again
 	MeanRepair      float64            `json:"mean_repair_s"`
 	LostToFaults    float64            `json:"lost_to_faults_card_hours"` // of the card hours lost
+	InARow          int                `json:"hit_in_a_row"`              // the most of one gang without a checkpoint in between
+	Aside           int                `json:"second_order_evictions"`    // for gangs that were hit, and for those
+	Chain           int                `json:"second_order_chain"`        // the most that had to leave, one for another, after one fault
+	LostAside       float64            `json:"lost_to_second_order_card_hours"`
+	AsideShare      float64            `json:"second_order_share"` // of what faults cost with them
 	Promises        int                `json:"promises"`
 	BrokenPromises  int                `json:"broken_promises"`
 	LateStarts      int                `json:"late_starts"` // later than first promised
@@ -232,6 +244,10 @@ func (r *Result) Figures() Figures {
 		f.Evictions += o.Evictions
 		f.LostCardHours += o.Lost.Hours() * float64(o.Job.milli()) / 1000
 		f.LostToFaults += o.LostToFaults.Hours() * float64(o.Job.milli()) / 1000
+		f.LostAside += o.LostAside.Hours() * float64(o.Job.milli()) / 1000
+		f.InARow = max(f.InARow, o.InARow)
+		f.Aside += o.Aside
+		f.Chain = max(f.Chain, o.Chain)
 		f.Hit += o.Hits
 		f.Repaired += o.Repairs
 		f.MeanRepair += o.Repairing.Seconds()
@@ -270,6 +286,9 @@ func (r *Result) Figures() Figures {
 	slices.Sort(errs)
 	f.P50JCT, f.P99JCT, f.P99Wait, f.MaxWait = quantile(jct, .5), quantile(jct, .99), quantile(wait, .99), quantile(wait, 1)
 	f.MeanRepair /= float64(max(1, f.Repaired))
+	if all := f.LostToFaults + f.LostAside; all > 0 {
+		f.AsideShare = f.LostAside / all
+	}
 	f.BoundedSlowdown /= float64(max(1, f.Done))
 	f.LargestWait /= float64(max(1, largestCount))
 	f.LargestFirst /= float64(max(1, largestCount))

@@ -85,6 +85,44 @@ func TestFaults(t *testing.T) {
 	must.NotEq(t, f.LostToFaults, other.Figures().LostToFaults)
 }
 
+// Of two queues that lend each other what is idle, one takes its guarantee back
+// when a gang of it was hit: what that costs the other is booked as the second
+// order of the fault, apart from what the fault itself cost.
+func TestSecondOrderOfFaults(t *testing.T) {
+	t.Parallel()
+	cfg := core.Defaults()
+	for name, cards := range map[core.QueueName]int{"a": 16, "b": 8} {
+		q := core.DefaultQueue(name)
+		q.Guaranteed, q.Preempt.MinRuntime = core.Amounts{Any: cards}, 0
+		cfg.Queues = append(cfg.Queues, q)
+	}
+	job := func(id string, queue core.QueueName, members int) Job {
+		return Job{ID: id, Queue: queue, Run: 50 * time.Hour, Members: members, Cards: 8}
+	}
+	sum := Figures{}
+	for seed := range uint64(10) {
+		// b borrows one of four nodes until one of a's fails.
+		r, err := Run(context.Background(), Options{Config: &cfg, Nodes: Nodes(Shape{Count: 4, Cards: 8}), Seed: seed, Jobs: []Job{job("a1", "a", 2), job("b1", "b", 1), job("b2", "b", 1)},
+			Save: 5 * time.Minute, Restart: 5 * time.Minute, Checkpoints: time.Hour, Faults: Faults{PerThousandNodeDays: 200}, Check: true})
+		must.NoError(t, err)
+		f := r.Figures()
+		must.Eq(t, 3, f.Done)
+		must.Eq(t, f.Hit, f.Repaired)
+		must.LessEq(t, f.Hit, f.InARow)
+		must.LessEq(t, f.LostCardHours+1e-9, f.LostToFaults+f.LostAside)
+		must.Eq(t, f.Aside > 0, f.LostAside > 0)
+		must.Eq(t, f.Aside > 0, f.AsideShare > 0)
+		// Who has to leave saves first and starts again: ten minutes of eight cards.
+		must.InDelta(t, float64(f.Aside)*8/6, f.LostAside, 1e-6)
+		sum.Hit, sum.Aside, sum.Chain = sum.Hit+f.Hit, sum.Aside+f.Aside, max(sum.Chain, f.Chain)
+	}
+	must.Positive(t, sum.Aside)
+	// One that had to leave comes back at another's cost once, by age, and that one
+	// waits until there is room.
+	must.LessEq(t, 2*sum.Hit, sum.Aside)
+	must.Eq(t, 2, sum.Chain)
+}
+
 func TestTraceNamesFaultyLines(t *testing.T) {
 	t.Parallel()
 	_, err := ParseTrace(strings.NewReader("vc,submit_s,duration_v100_s,gpus,job_type\na,0,10,1,x\na,-5,10,1,x\na,1,ten,0,x\n"))
