@@ -125,7 +125,7 @@ func dev(run func(context.Context, Dev) error) Command {
 		About: "Brings up a trial cluster on this machine: a Nomad (simulated, with live nodes that run the real plugins; or a real one), Consul, simulated cards and the planner. Submits a gang and follows it through its stages. " +
 			"Stays up until Ctrl-C and takes everything away then.",
 		Flags: func(f *Flags) {
-			f.StringVar(&d.Kind, "nomad", "", "Which Nomad: `auto`, sim or real; auto takes a real one where NOMAD_BIN or PATH has it. Default MUSTER_DEV, else auto.")
+			f.StringVar(&d.Kind, "nomad", "", "Which Nomad: `auto|sim|real`; auto takes a real one where NOMAD_BIN or PATH has it. Default MUSTER_DEV, else auto.")
 			f.BoolVar(&d.Once, "once", false, "End with the gang's result.")
 			f.IntVar(&d.Nodes, "nodes", 0, "`Number` of nodes; default 4.")
 			f.IntVar(&d.Cards, "cards", 0, "`Number` of simulated cards of each node; default 4.")

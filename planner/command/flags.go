@@ -154,6 +154,11 @@ func (r *runner) Help() string {
 		for _, name := range g.names {
 			fl := f.Lookup(name)
 			value, text := flag.UnquoteUsage(fl)
+			if g, ok := fl.Value.(flag.Getter); ok {
+				if _, is := g.Get().(time.Duration); is {
+					value = "duration"
+				}
+			}
 			line := "-" + name
 			if value != "" {
 				line += "=<" + strings.ToLower(value) + ">"

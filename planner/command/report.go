@@ -23,7 +23,7 @@ func makeReport() Command {
 			"It needs a planner with a data_dir. Without -o the page goes into muster-report-<from>.html.",
 		API: true, Data: true,
 		Flags: func(f *Flags) {
-			f.StringVar(&period, "period", "week", "The last whole `day`, week or month, in UTC.")
+			f.StringVar(&period, "period", "week", "The last whole `day|week|month`, in UTC. Default: week.")
 			f.StringVar(&from, "from", "", "Begin, instead of a period: a `date` such as 2026-11-23, an RFC 3339 time, or how long ago, such as 36h or 7d.")
 			f.StringVar(&to, "to", "", "End, excluded, beside -from, likewise a `date`; default now.")
 			f.StringVar(&path, "o", "", "`File` to write; - is stdout.")

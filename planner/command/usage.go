@@ -36,7 +36,7 @@ func usage() Command {
 			f.StringVar(&q.Gang, "gang", "", "Only of this `gang`, namespace/job.")
 			f.BoolVar(&waste, "waste", false, "What was held and not used: by queue, user and model, and the worst attempts.")
 			f.BoolVar(&asCSV, "csv", false, "Print CSV with card-seconds.")
-			f.StringVar(&unit, "unit", "h", "Of the table: `h` for card-hours, s for card-seconds.")
+			f.StringVar(&unit, "unit", "h", "Unit of the table, `h|s`: card-hours or card-seconds.")
 		},
 		Run: func(c *Call, _ []string) error {
 			if asCSV && (c.asJSON || c.template != "") {
