@@ -271,32 +271,27 @@ func (c *cycle) fit(g *gang, o *placement.Option, members int, opt placement.Opt
 }
 
 // content tells whether a gang takes a place now, or rather waits for one
-// within its preferred level: as long as it has not waited prefer_wait, the
-// cluster could hold it in one domain, and what is known to end before then
-// would let it.
+// within its preferred level or, where it is too large for that, the next level
+// that could hold it: as long as it has not waited prefer_wait, the cluster
+// could hold it so, and what is known to end before then would let it.
 func (c *cycle) content(g *gang, res *placement.Result) bool {
 	r := g.req
-	if r.Required || g.Damaged {
-		return true
-	}
-	if c.within(g, res) {
+	if r.Required || g.Damaged || inside(res, r.Level) {
 		return true
 	}
 	until := c.queued(g).Add(c.preferWait(g))
 	if !until.After(c.now) {
 		return true
 	}
-	if !c.large1(g).oneDomain {
-		return true
-	}
-	if !c.helped(g, res, until) {
+	level := c.large1(g).prefers
+	if level == spread || inside(res, level) || !c.helped(g, res, level, until) {
 		return true
 	}
 	name := core.LevelLink
-	if r.Level == len(c.live.Levels) {
+	if level == len(c.live.Levels) {
 		name = core.LevelNode
-	} else if r.Level >= 0 {
-		name = c.live.Levels[r.Level].Name
+	} else if level >= 0 {
+		name = c.live.Levels[level].Name
 	}
 	g.block(core.Blocker{Reason: core.ReasonPrefer, Text: fmt.Sprintf("would have to be spread now; waits until %s for a place within one %s", stamp(until), name), Remedy: "set a shorter muster_prefer_wait"})
 	return false
@@ -501,9 +496,9 @@ func (c *cycle) fillTable() {
 }
 
 // helped tells whether what is known to end before an instant would let a gang,
-// whose place now is given, be placed within one domain of its preferred level.
+// whose place now is given, be placed within one domain of a level.
 // Where some gang's end is not known it may.
-func (c *cycle) helped(g *gang, now *placement.Result, until time.Time) bool {
+func (c *cycle) helped(g *gang, now *placement.Result, level int, until time.Time) bool {
 	o := now.Option
 	k := helpKey{c.seenBy(g), o}
 	h := c.help[k]
@@ -542,7 +537,7 @@ func (c *cycle) helped(g *gang, now *placement.Result, until time.Time) bool {
 	helped := unknown
 	if !helped && given {
 		res, ok := c.place.Place(g.req, o, placement.Options{Deny: c.deny(g, o)})
-		helped = ok && c.within(g, res)
+		helped = ok && inside(res, level)
 	}
 	if helped {
 		h.yes = until
@@ -562,15 +557,16 @@ type helpKey struct {
 // on and false up to no.
 type helpTimes struct{ yes, no time.Time }
 
-// within tells whether a place lies in one domain of the gang's level.
-func (c *cycle) within(g *gang, res *placement.Result) bool {
-	switch l := g.req.Level; {
-	case l < 0:
+// inside tells whether a place lies in one domain of a level, as requests number
+// them.
+func inside(res *placement.Result, level int) bool {
+	switch {
+	case level < 0:
 		return !res.Islands
-	case l == len(res.Domains):
+	case level == len(res.Domains):
 		return res.Nodes == 1
 	default:
-		return res.Domains[l] == 1
+		return res.Domains[level] == 1
 	}
 }
 

@@ -162,11 +162,15 @@ func (a args) duration(key string, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// cluster nodes=4 cards=8 [leaf=2] [model=H100] [prefix=n] [cpu=..] adds nodes.
+// cluster nodes=4 cards=8 [leaf=2] [spine=4] [model=H100] [prefix=n] [cpu=..]
+// adds nodes.
 func (s *script) cluster(a args) (string, error) {
 	if s.world == nil {
 		s.cfg = core.Defaults()
 		s.cfg.Levels = []core.Level{{Name: "leaf"}}
+		if a.number("spine", 0) > 0 {
+			s.cfg.Levels = []core.Level{{Name: "spine"}, {Name: "leaf"}}
+		}
 		s.cfg.PreferWait = 0
 		s.world = simulate.NewWorld(noon, &s.cfg, nil)
 	}
@@ -186,8 +190,12 @@ func (s *script) cluster(a args) (string, error) {
 			}
 			g.Cards = append(g.Cards, card)
 		}
+		domains := []string{fmt.Sprintf("%s-leaf%d", prefix, i/leaf+1)}
+		if spine := a.number("spine", 0); spine > 0 {
+			domains = []string{fmt.Sprintf("%s-spine%d", prefix, i/spine+1), domains[0]}
+		}
 		nodes = append(nodes, core.Node{ID: core.NodeID(id), Name: id, Version: 1, Datacenter: "dc1", Ready: true, Eligible: true,
-			Domains: []string{fmt.Sprintf("%s-leaf%d", prefix, i/leaf+1)}, Meta: map[string]string{"prefix": prefix}, Drivers: map[string]bool{"torchrun": true},
+			Domains: domains, Meta: map[string]string{"prefix": prefix}, Drivers: map[string]bool{"torchrun": true},
 			Capacity: core.Resources{CPU: int64(a.number("cpu", 64000)), MemoryMB: 1 << 20, DiskMB: 1 << 20}, Devices: []core.DeviceGroup{g}})
 	}
 	s.world = simulate.NewWorld(noon, &s.cfg, nodes)

@@ -149,8 +149,26 @@ func (c *cycle) ofModel(m int32) string {
 // blockers: it could.
 type tooLarge struct {
 	blockers []core.Blocker
-	// oneDomain: it would fit within one domain of its preferred level.
-	oneDomain bool
+	// prefers is the level within one domain of which it would fit: its
+	// preferred one or, where it is too large for that, the next that is not.
+	prefers int
+}
+
+// spread stands for a level where a gang has to be spread in any case.
+const spread = -2
+
+// prefers is the level that a gang prefers which is placed thus in the empty
+// cluster: see tooLarge.
+func prefers(r *placement.Request, res *placement.Result) int {
+	if inside(res, r.Level) {
+		return r.Level
+	}
+	for l := r.Level - 1; l >= 0; l-- {
+		if inside(res, l) {
+			return l
+		}
+	}
+	return spread
 }
 
 // large1 asks whether the cluster could hold the gang if it were empty and
@@ -179,7 +197,7 @@ func (c *cycle) tooLarge(g *gang, r *placement.Request) *tooLarge {
 		res, ok := c.places.Place(r, o, placement.Options{Members: g.leastOf(o)})
 		c.ideal.Rollback(mark)
 		if ok {
-			t.oneDomain = r.Level < 0 && !res.Islands || r.Level >= 0 && (r.Level == len(res.Domains) && res.Nodes == 1 || r.Level < len(res.Domains) && res.Domains[r.Level] == 1)
+			t.prefers = prefers(r, res)
 			return t
 		}
 	}

@@ -129,10 +129,13 @@ func (s *search) parts(v *view, level int, in []scope) []part {
 		if k.first >= k.last {
 			continue
 		}
-		for d := s.p.c.Blocks[k.first].Domain[level]; int(d) < len(ds) && ds[d].First < k.last; d++ {
-			in := scope{max(ds[d].First, k.first), min(ds[d].Last, k.last)}
+		first := int(s.p.c.Blocks[k.first].Domain[level])
+		last := int(s.p.c.Blocks[k.last-1].Domain[level])
+		out = slices.Grow(out, last-first+1)
+		for _, d := range ds[first : last+1] {
+			in := scope{max(d.First, k.first), min(d.Last, k.last)}
 			if room := s.room(v, in); room > 0 {
-				out = append(out, part{scope: in, room: room, unknown: ds[d].Unknown})
+				out = append(out, part{scope: in, room: room, unknown: d.Unknown})
 			}
 		}
 	}
@@ -145,15 +148,21 @@ func (s *search) parts(v *view, level int, in []scope) []part {
 func (s *search) choose(v *view, level int, in []scope, n int) []part {
 	parts := s.parts(v, level, in)
 	best, inner, bias := -1, span{}, 0
+	in = make([]scope, 1)
 	for i := range parts {
 		if parts[i].room < n || parts[i].unknown {
 			continue
 		}
-		within, b := s.span(v, level+1, []scope{parts[i].scope}, n), 0
-		if s.opt.Bias != nil {
-			b = s.bias([]scope{parts[i].scope})
+		in[0] = parts[i].scope
+		within, b := s.span(v, level+1, in, n), 0
+		c := slices.Compare(within[:], inner[:])
+		if best >= 0 && c > 0 {
+			continue
 		}
-		if best < 0 || cmp.Or(slices.Compare(within[:], inner[:]), cmp.Compare(b, bias), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
+		if s.opt.Bias != nil {
+			b = s.bias(in)
+		}
+		if best < 0 || cmp.Or(c, cmp.Compare(b, bias), cmp.Compare(parts[i].room, parts[best].room)) < 0 {
 			best, inner, bias = i, within, b
 		}
 	}
@@ -209,10 +218,11 @@ func (s *search) set(v *view, level int, parts []part, n int) []part {
 			s.sets++
 			in, b := scopes(set), 0
 			within := s.span(v, level+1, in, n)
-			if s.opt.Bias != nil {
+			c := slices.Compare(within[:], inner[:])
+			if s.opt.Bias != nil && (best == nil || c <= 0) {
 				b = s.bias(in)
 			}
-			if best == nil || cmp.Or(slices.Compare(within[:], inner[:]), cmp.Compare(b, bias), cmp.Compare(room, left)) < 0 {
+			if best == nil || cmp.Or(c, cmp.Compare(b, bias), cmp.Compare(room, left)) < 0 {
 				best, inner, bias, left = append(best[:0], set...), within, b, room
 			}
 		}
