@@ -124,7 +124,7 @@ func (c *cycle) move(g *gang, o *placement.Option, members int, need []fairshare
 	g.booking = 0
 	p := &preempt.Problem{Cluster: c.live, Units: []preempt.Unit{{Gang: int(v.number), Member: -1, Uses: uses, Cards: v.cards, Cost: c.cost(v)}}}
 	c.carryOut(g, o, p, &preempt.Solution{Units: []int{0}, Members: there.Members}, []core.EvictionKind{core.EvictConsolidate}, need)
-	c.keepFor(v, v.req.Options[at], then.Members, c.now.Add(c.grace(v)), rest(uses, there.Members))
+	c.keepFor(v, v.req.Options[at], then.Members, c.now.Add(c.grace(v)), rest(uses, takersOf(there.Members)))
 	return true
 }
 

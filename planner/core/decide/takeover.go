@@ -116,8 +116,9 @@ func (c *cycle) takeOver(p *preempt.Problem, s *preempt.Solution) {
 	for i := range s.Members {
 		c.live.Take(&s.Members[i].Use)
 	}
+	takers := takersOf(s.Members)
 	for i := range owners {
-		left := rest(owners[i].uses, s.Members)
+		left := rest(owners[i].uses, takers)
 		for u := range left {
 			c.live.Take(&left[u])
 		}
@@ -130,31 +131,48 @@ func (c *cycle) takeOver(p *preempt.Problem, s *preempt.Solution) {
 	}
 }
 
-// rest is what of some uses members do not take over.
-func rest(uses []cluster.Use, members []placement.Member) []cluster.Use {
+// rest is what of some uses takers do not take over. What a taker takes from one
+// use it does not take from another: takers are left with what they still need.
+func rest(uses, takers []cluster.Use) []cluster.Use {
 	out := make([]cluster.Use, 0, len(uses))
 	for _, u := range uses {
 		u.Cards, u.Parts = slices.Clone(u.Cards), slices.Clone(u.Parts)
-		for i := range members {
-			m := &members[i].Use
+		for i := range takers {
+			m := &takers[i]
 			if m.Node != u.Node {
 				continue
 			}
 			u.Cards = slices.DeleteFunc(u.Cards, func(k int32) bool { return slices.Contains(m.Cards, k) })
-			u.Res.CPU = max(0, u.Res.CPU-m.Res.CPU)
-			u.Res.Cores = max(0, u.Res.Cores-m.Res.Cores)
-			u.Res.MemoryMB = max(0, u.Res.MemoryMB-m.Res.MemoryMB)
-			u.Res.DiskMB = max(0, u.Res.DiskMB-m.Res.DiskMB)
-			u.Dynamic = max(0, u.Dynamic-m.Dynamic)
-			for _, part := range m.Parts {
-				for k := range u.Parts {
-					if u.Parts[k].Card == part.Card {
-						u.Parts[k].Shares = max(0, u.Parts[k].Shares-part.Shares)
+			yield(&u.Res.CPU, &m.Res.CPU)
+			yield(&u.Res.Cores, &m.Res.Cores)
+			yield(&u.Res.MemoryMB, &m.Res.MemoryMB)
+			yield(&u.Res.DiskMB, &m.Res.DiskMB)
+			yield(&u.Dynamic, &m.Dynamic)
+			for k := range u.Parts {
+				for p := range m.Parts {
+					if u.Parts[k].Card == m.Parts[p].Card {
+						yield(&u.Parts[k].Shares, &m.Parts[p].Shares)
 					}
 				}
 			}
 		}
 		out = append(out, u)
+	}
+	return out
+}
+
+// yield moves what is needed from one amount to another's need.
+func yield[N int | int32 | int64](from, need *N) {
+	n := max(0, min(*from, *need))
+	*from, *need = *from-n, *need-n
+}
+
+// takersOf are the uses of members, to be used up by rest.
+func takersOf(members []placement.Member) []cluster.Use {
+	out := make([]cluster.Use, len(members))
+	for i := range members {
+		out[i] = members[i].Use
+		out[i].Parts = slices.Clone(out[i].Parts)
 	}
 	return out
 }
