@@ -37,7 +37,7 @@ func (c *cycle) consolidate() {
 	for q := range c.waiting {
 		for _, at := range c.waiting[q] {
 			g := &c.gangs[at]
-			if g.start != nil || g.v.Action != "" || len(g.kept) > 0 || c.evictionsLeft(g) <= 0 {
+			if g.start != nil || g.v.Action != "" || g.v.Reason == core.ReasonGiveUp || len(g.kept) > 0 || c.evictionsLeft(g) <= 0 {
 				continue
 			}
 			if b := c.times.Booking(g.number); b != nil && !b.At.IsZero() && !b.At.After(c.now.Add(c.grace(g))) {
