@@ -434,7 +434,8 @@ func TestServiceIsAdmittedWhole(t *testing.T) {
 }
 
 // An elastic training gives up members rather than leave as a whole: these save
-// and go, the others meet anew in the same attempt and go on.
+// and go, the others meet anew in the same attempt and go on. Once the cards are
+// free again, others take their places and join, in the same attempt still.
 func TestElasticGangGivesUpMembers(t *testing.T) {
 	ctx, l := queues(t)
 	needTorch(t)
@@ -457,10 +458,13 @@ func TestElasticGangGivesUpMembers(t *testing.T) {
 	begun("1 2 True", 2)
 	g := l.await(ctx, t, "elastic", "two members", func(g *view.Gang) bool { return g.Placed == 2 })
 	must.Eq(t, 1, g.Attempt)
-	must.StrContains(t, l.why(ctx, t, "elastic"), "not carried out: growing while it runs; it stays at 2 of 4 members")
+	must.StrContains(t, l.why(ctx, t, "elastic"), "runs with 2 of 4 members; it grows into cards that nobody waits for")
 	must.Len(t, 4, l.allocations(ctx, t, "elastic"), must.Sprint("Nomad replaces nothing"))
 	touch(t, prod, "end", "")
-	touch(t, train, "end", "")
 	l.awaitStage(ctx, t, "half", contract.StageComplete)
+	begun("1 4 True", 4)
+	must.Eq(t, 4, l.await(ctx, t, "elastic", "four members", func(g *view.Gang) bool { return g.Placed == 4 }).Placed)
+	must.Len(t, 6, l.allocations(ctx, t, "elastic"), must.Sprint("two that left, two that stayed, and two that joined"))
+	touch(t, train, "end", "")
 	must.Eq(t, 1, l.awaitStage(ctx, t, "elastic", contract.StageComplete).Attempt)
 }

@@ -191,6 +191,11 @@ func (a *Agent) check(ctx context.Context, key picture.Key, c lifecycle.Check) e
 	case len(r.FailedTGAllocs) > 0 && !c.Blocked:
 		return wrong("Nomad finds no place for members of %d groups: %s", len(r.FailedTGAllocs), r.WhyNot())
 	}
+	for group, is := range r.Annotations.DesiredTGUpdates {
+		if n := is.DestructiveUpdate + is.Stop + is.Migrate; c.Keep && n > 0 {
+			return wrong("Nomad would end %d members of group %q that run", n, group)
+		}
+	}
 	for group, want := range c.Place {
 		if got := r.Annotations.DesiredTGUpdates[group].Place; got != want && !c.Blocked {
 			return wrong("Nomad would place %d members of group %q, the plan has %d", got, group, want)

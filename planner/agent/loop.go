@@ -112,7 +112,8 @@ func (a *Agent) took(e *entry, o outcome) {
 		e.answer(err)
 	}
 	starting := e.starting != nil
-	e.busy, e.starting, e.leavers = false, nil, nil
+	starting = starting || e.adding != nil
+	e.busy, e.starting, e.leavers, e.adding = false, nil, nil, nil
 	a.state.stir(e)
 	if o.done.Err != nil {
 		a.log.Warn("an effect failed", "gang", e.gang.ID.String(), "error", o.done.Err)
@@ -191,7 +192,7 @@ func (a *Agent) observe(ctx context.Context, e *entry, now time.Time) {
 			follow = follow && st.Stage != contract.StageTraining
 		}
 		// Who is asked to leave tells how that goes.
-		follow = follow || g.Saved.Ask != nil
+		follow = follow || g.Saved.Ask != nil || g.Saved.Growth != nil
 	}
 	if e.watch != nil && (!follow || e.watched != g.Saved.Attempt) {
 		e.watch()
@@ -318,18 +319,27 @@ func (a *Agent) carry(ctx context.Context, plan *core.Plan, now time.Time, run f
 			return lifecycle.Evict{Seen: v, Plan: eviction, Queue: queue}
 		})
 	}
+	for i := range plan.Resizes {
+		if r := &plan.Resizes[i]; len(r.Add) > 0 && len(r.Remove) == 0 {
+			if e := act(r.Gang, func(e *entry, v lifecycle.Seen) lifecycle.Event {
+				return lifecycle.Grow{Seen: v, Attempt: e.gang.Saved.Attempt, Add: r.Add}
+			}); e != nil {
+				e.adding = r.Add
+			}
+		}
+	}
 	for _, fail := range plan.Fails {
 		act(fail.Gang, func(_ *entry, v lifecycle.Seen) lifecycle.Event {
 			return lifecycle.GiveUp{Seen: v, Reason: fail.Reason}
 		})
 	}
-	a.tellNotCarried(plan)
+	a.tellNotCarried(plan, now)
 	a.describe(ctx, now, run)
 }
 
 // tellNotCarried marks what this service cannot carry out: who is concerned is
 // told.
-func (a *Agent) tellNotCarried(plan *core.Plan) {
+func (a *Agent) tellNotCarried(plan *core.Plan, now time.Time) {
 	for _, id := range plan.Splits {
 		if e := a.state.gangs[gangKey(id)]; e != nil {
 			e.verdict.Reason = core.ReasonNotCarried
@@ -341,11 +351,28 @@ func (a *Agent) tellNotCarried(plan *core.Plan) {
 			continue
 		}
 		have, most := len(e.gang.Saved.Places), e.gang.User.Members()
+		n := len(e.adding)
+		if gr := e.gang.Saved.Growth; gr != nil && gr.Undo == lifecycle.UndoNone {
+			n = len(gr.Places)
+		}
+		why, ok := e.gang.Growable(now)
+		switch after := e.gang.Saved.GrowAfter; {
+		case n > 0:
+			e.verdict.Action, e.verdict.Sentence = core.ActionResize, fmt.Sprintf("runs with %d of %d members; %d more are on their way", have, most, n)
+			continue
+		case ok:
+			e.verdict.Sentence = fmt.Sprintf("runs with %d of %d members; it grows into cards that nobody waits for", have, most)
+			continue
+		case after.After(now):
+			e.verdict.Action = core.ActionRun
+			e.verdict.Sentence = fmt.Sprintf("runs with %d of %d members; it may grow from %s on: %s", have, most, after.UTC().Format(time.RFC3339), why)
+			continue
+		}
 		if e.verdict.Action == core.ActionResize {
 			e.verdict.Action, e.verdict.Reason, e.verdict.Sentence = core.ActionRun, core.ReasonNotCarried, "runs; not carried out: "+e.verdict.Sentence
 		}
 		e.verdict.Blockers = []core.Blocker{{Reason: core.ReasonNotCarried, Missing: most - have,
-			Text:   fmt.Sprintf("not carried out: growing while it runs; it stays at %d of %d members", have, most),
+			Text:   fmt.Sprintf("not carried out: growing while it runs: %s; it stays at %d of %d members", why, have, most),
 			Remedy: "nothing to do: its next attempt starts with as many as fit then"}}
 	}
 }

@@ -221,6 +221,20 @@ func (v *virtualMember) record(t *nomadsim.Task, r *contract.Record) {
 	}
 	v.attempt = r.Attempt
 	_, listed := r.Lists(v.start.Alloc.ID, v.start.Task.Name, v.start.Start)
+	if _, joins := r.Joins(v.start.Alloc.ID, v.start.Task.Name); joins && v.state == "" {
+		switch v.act["joins"] {
+		case "":
+			v.state = contract.StateReady
+			v.report(t, r.Gang, contract.StateReady, nil)
+		case "refused":
+			v.report(t, r.Gang, contract.StateRefused, func(rep *contract.Report) {
+				rep.Problems = []contract.Problem{{What: "card", Text: "a card is busy", Site: true}}
+			})
+		case "ends":
+			v.end(t, r.Gang, contract.OutcomeFailed, 1)
+		}
+		return
+	}
 	switch r.Phase {
 	case contract.PhasePlaced:
 		if !listed || v.state != "" {

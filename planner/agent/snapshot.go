@@ -43,13 +43,14 @@ func (a *Agent) snapshot(now time.Time) *core.Snapshot {
 		if e.starting != nil {
 			g.State, g.Placement = core.GangPlacing, e.starting.Members
 		}
-		if g.State != core.GangWaiting && g.Min > 0 && (!e.gang.Resizable() || e.gang.MembersLeaving(v.Allocs) > 0) {
+		if g.State != core.GangWaiting && g.Min > 0 && (!e.gang.Resizable() || e.adding != nil || e.gang.MembersLeaving(v.Allocs) > 0) {
 			g.Min = 0 // it has the size that it has
 		}
 		if departing[e.key] && (g.State == core.GangRunning || g.State == core.GangPlacing) {
 			g.State = core.GangStopping
 		}
 		snap.Gangs = append(snap.Gangs, g)
+		ask = append(ask, coming(e, &g, v)...)
 		if e.starting != nil || e.gang.Saved.Phase == lifecycle.Reserving {
 			ask = append(ask, asked(e, &g, v)...)
 		}
@@ -113,6 +114,29 @@ func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
 		c := core.Claim{Node: p.Node, Gang: g.ID, Attempt: g.Attempt, Member: i, Job: string(g.ID), Asked: true, Priority: g.Priority}
 		if at := slices.IndexFunc(g.Groups, func(group core.Group) bool { return group.Name == p.Group }); at >= 0 {
 			c.Use = g.Groups[at].Use
+		}
+		for _, ids := range p.Cards {
+			c.Cards = append(c.Cards, ids...)
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// coming are the claims of members that a running gang is to take in and that
+// Nomad has not placed yet.
+func coming(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
+	places := e.gang.Coming(v.Allocs)
+	if e.adding != nil {
+		places = e.adding
+	}
+	var out []core.Claim
+	for i, p := range places {
+		c := core.Claim{Node: p.Node, Gang: g.ID, Attempt: g.Attempt, Member: len(g.Placement) + i, Job: string(g.ID), Asked: true, Priority: g.Priority}
+		for k := range g.Groups {
+			if g.Groups[k].Name == p.Group {
+				c.Use = g.Groups[k].Use
+			}
 		}
 		for _, ids := range p.Cards {
 			c.Cards = append(c.Cards, ids...)

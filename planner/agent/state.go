@@ -103,6 +103,7 @@ type entry struct {
 	// hold its places.
 	starting *core.Start
 	leavers  []lifecycle.Leaver
+	adding   []core.Placement // members of a growth whose registration is on its way
 	verdict  core.Verdict
 	decided  bool // verdict is of this planner's life
 	// watch ends the following of the attempt's reports.

@@ -45,6 +45,9 @@ func (g *Gang) follow(v Seen) []Effect {
 	if e := g.moved(v); e != nil {
 		return e
 	}
+	if e := g.takeIn(v); e != nil {
+		return e
+	}
 	if e := g.readCheckpoints(v); e != nil {
 		return e
 	}
@@ -413,6 +416,9 @@ func (g *Gang) unlisted(v Seen) []*picture.Alloc {
 	}
 	var out []*picture.Alloc
 	for _, a := range g.live(v, g.Saved.Base) {
+		if gr := g.Saved.Growth; gr != nil && a.CreateIndex > gr.Since {
+			continue // see grow.go
+		}
 		if _, left := g.LeftOut(a.ID); !left && !listed[a.ID] && g.ranks(a.Group) && a.Desired == "run" {
 			out = append(out, a)
 		}

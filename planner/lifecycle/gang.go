@@ -133,6 +133,10 @@ type Saved struct {
 	// Foreign: the job was registered by somebody else in this attempt; at its
 	// end the job is stopped, or Nomad would take it for a new submission.
 	Foreign bool `json:"foreign,omitempty"`
+	// Growth is members on their way into the attempt; nil: none. Before
+	// GrowAfter the gang takes in no others.
+	Growth    *Growth   `json:"growth,omitempty"`
+	GrowAfter time.Time `json:"grow_after,omitzero"`
 	// Failures of the script and of the site since the submission.
 	Retries      int       `json:"retries,omitempty"`
 	SiteFailures int       `json:"site_failures,omitempty"`
@@ -353,6 +357,10 @@ type Gang struct {
 	// refused: Nomad said for good that the attempt's registration did not
 	// happen, and why.
 	refused string
+	// growRefused is the same of a growth's.
+	growRefused string
+	// growWhy is why it could not grow last.
+	growWhy string
 	// stopAsked is when each allocation was last asked to end.
 	stopAsked map[string]time.Time
 	// since is when a state that is only waited for was first seen.
@@ -421,6 +429,7 @@ type (
 		Place   map[string]int
 		Index   uint64
 		Blocked bool
+		Keep    bool // nothing that runs may be touched
 	}
 	// Register writes the job, which must still be at Index, with the
 	// submission of the user's Version.
@@ -508,6 +517,12 @@ type (
 		Allocs  []string
 		Grace   time.Duration
 	}
+	// Grow has an elastic gang take in members while it runs.
+	Grow struct {
+		Seen
+		Attempt int
+		Add     []core.Placement
+	}
 	// Withdraw takes an ask back: nobody needs the gang's cards any more.
 	Withdraw struct {
 		Seen
@@ -549,6 +564,7 @@ func (Start) event()    {}
 func (Evict) event()    {}
 func (Withdraw) event() {}
 func (Shrink) event()   {}
+func (Grow) event()     {}
 func (Cancel) event()   {}
 func (GiveUp) event()   {}
 func (Done) event()     {}

@@ -10,13 +10,12 @@ import (
 // An elastic gang whose ranks can meet anew while they run (elastic = true)
 // gives up members rather than leave as a whole: the record's next round leaves
 // them out, with the gang's grace for saving. They end by themselves, and
-// nothing is registered: Nomad does not replace what ended. The gang is smaller
-// until its next attempt.
+// nothing is registered: Nomad does not replace what ended.
 
 // Resizable tells whether the gang can give up members while it runs.
 func (g *Gang) Resizable() bool {
 	s := &g.Saved
-	return s.Phase == Released && s.Record != nil && !s.asking() && g.Elastic() && len(s.Record.Worlds) == 1 && len(s.Record.Members) == len(s.Places) && g.elasticTasks()
+	return s.Phase == Released && s.Record != nil && !s.asking() && s.Growth == nil && g.Elastic() && len(s.Record.Worlds) == 1 && len(s.Record.Members) == len(s.Places) && g.elasticTasks()
 }
 
 // shrink writes the round without the members that are given up.
@@ -41,6 +40,7 @@ func (g *Gang) shrink(e Shrink) []Effect {
 	}
 	next.LeftOut = append(slices.Clone(s.LeftOut), out...)
 	next.LeftBy = e.Now.Add(e.Grace)
+	next.GrowAfter = e.Now.Add(g.leastRun())
 	return []Effect{Save{next}, Publish{g.asking(next.Record)}}
 }
 

@@ -54,6 +54,8 @@ func (g *Gang) Step(e Event) []Effect {
 		return g.withdraw(e)
 	case Shrink:
 		return g.shrink(e)
+	case Grow:
+		return g.grow(e)
 	case Cancel:
 		return g.cancel(e)
 	case GiveUp:
@@ -288,7 +290,7 @@ func (g *Gang) done(d Done) {
 			if g.Saved.Phase != Reserving {
 				g.heldIndex = d.Registered
 			}
-			g.refused = ""
+			g.refused, g.growRefused = "", ""
 		case Deregister:
 			g.floor = max(g.floor, d.Registered)
 		case StopAllocs:
@@ -321,6 +323,10 @@ func (g *Gang) failed(d Done) {
 		g.failures = 0
 		return
 	case Check:
+		if g.Saved.Phase == Released {
+			g.Saved.GrowAfter, g.growWhy = d.Now.Add(growPause), d.Err.Error()
+			return
+		}
 		g.pause(d.Now, d.Err.Error())
 		return
 	case Register:
@@ -328,6 +334,10 @@ func (g *Gang) failed(d Done) {
 		g.unsure, g.refreshed = true, false
 		if g.Saved.Phase == Reserving && d.Refused {
 			g.refused = d.Err.Error()
+			return
+		}
+		if g.Saved.Phase == Released && g.Saved.Growth != nil && d.Refused {
+			g.growRefused = d.Err.Error()
 			return
 		}
 	case Deregister:
@@ -340,7 +350,14 @@ func (g *Gang) failed(d Done) {
 		}
 	case ReadReports:
 		return // whoever wants them asks again in its own time
+	case Save:
+		if e.Saved.Growth != nil && g.Saved.Growth == nil {
+			g.Saved.GrowAfter, g.growWhy = d.Now.Add(growPause), d.Err.Error()
+		}
 	case Publish:
+		if g.Saved.Phase == Released {
+			g.published = "" // it has not what is saved
+		}
 		// Nothing else waits for it: an attempt is stopped without a word to its
 		// members where there is no way to tell them.
 		g.publishAfter = d.Now.Add(time.Second)

@@ -316,6 +316,7 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 	}
 	next.Last = g.lastMembers(v)
 	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Leavers, next.LeftOut, next.LeftBy = nil, nil, nil, nil, nil, nil, nil, time.Time{}
+	next.Growth, next.GrowAfter = nil, time.Time{}
 	next.Planned, next.Room, next.Adopted, next.Foreign, next.Backfilled, next.Untried, next.Later = time.Time{}, time.Time{}, false, false, false, false, false
 	return next
 }

@@ -68,6 +68,10 @@ func (g *Gang) foreign(job *jobspec.Job) bool {
 		return false // a new submission; see over
 	}
 	if mark := job.Mark(); mark > 0 && mark == g.Saved.Attempt && (g.Saved.Phase == Reserving || g.Saved.Phase == Released || g.Saved.Phase == Stopping) {
+		if gr := g.Saved.Growth; gr != nil && job.JobModifyIndex > gr.Index && job.Step() == gr.Pin.Step {
+			g.heldIndex = job.JobModifyIndex // registered, and the answer was lost
+			return false
+		}
 		// Ours, or ours scaled.
 		return g.pinned != nil && job.JobModifyIndex > g.pinned.JobModifyIndex
 	}

@@ -27,7 +27,8 @@ import (
 )
 
 // markPrefix starts the value of a pinned job's mark,
-// ${meta.muster} != attempt-N.
+// ${meta.muster} != attempt-N, or attempt-N.K for the Kth registration after
+// the attempt's first.
 const markPrefix = "attempt-"
 
 // Job is one version of a Nomad job.
@@ -190,8 +191,21 @@ func (j *Job) IsHeld() bool {
 func (j *Job) Mark() int {
 	for _, c := range j.Constraints {
 		if isMark(c) {
-			n, _ := strconv.Atoi(strings.TrimPrefix(c.RTarget, markPrefix))
-			return n
+			n, _, _ := strings.Cut(strings.TrimPrefix(c.RTarget, markPrefix), ".")
+			attempt, _ := strconv.Atoi(n)
+			return attempt
+		}
+	}
+	return 0
+}
+
+// Step counts the registrations of the attempt that the job is pinned for,
+// from 0.
+func (j *Job) Step() int {
+	for _, c := range j.Constraints {
+		if _, k, ok := strings.Cut(c.RTarget, "."); ok && isMark(c) {
+			step, _ := strconv.Atoi(k)
+			return step
 		}
 	}
 	return 0

@@ -54,6 +54,16 @@ func TestHeldAndPinned(t *testing.T) {
 	must.Eq(t, []Constraint{{"${device.ids}", "GPU-1,GPU-2", "set_contains_any"}}, pinned.TaskGroups[0].Tasks[0].Resources.Devices[0].Constraints)
 	must.Eq(t, time.Minute, pinned.TaskGroups[0].Tasks[0].KillTimeout)
 
+	must.Eq(t, 0, pinned.Step())
+	again := pin
+	again.Step = 12
+	raw, err = user.Pinned(again)
+	must.NoError(t, err)
+	later, err := Parse(raw)
+	must.NoError(t, err)
+	must.Eq(t, 3, later.Mark())
+	must.Eq(t, 12, later.Step())
+
 	// The way back: the user's text is what is held, whatever was pinned.
 	back, err := Parse(user.Held())
 	must.NoError(t, err)

@@ -21,6 +21,9 @@ var serverFields = []string{"Status", "StatusDescription", "Stable", "Version", 
 // Pin says where one attempt of a gang runs.
 type Pin struct {
 	Attempt int
+	// Step counts the attempt's registrations, from 0: each is another version,
+	// though it may say the same.
+	Step int `json:",omitempty"`
 	// Priority is the server's highest job priority: nothing that Nomad does by
 	// itself then evicts a member or takes its cards first.
 	Priority int
@@ -102,7 +105,11 @@ func (j *Job) Described(text string) json.RawMessage {
 func (j *Job) Pinned(p Pin) (json.RawMessage, error) {
 	t := j.bare()
 	cs := without(list(t["Constraints"]), func(c Constraint) bool { return isHold(c) || isMark(c) })
-	cs = append(cs, constraint(contract.HoldAttribute, "!=", markPrefix+strconv.Itoa(p.Attempt)))
+	mark := markPrefix + strconv.Itoa(p.Attempt)
+	if p.Step > 0 {
+		mark += "." + strconv.Itoa(p.Step)
+	}
+	cs = append(cs, constraint(contract.HoldAttribute, "!=", mark))
 	for _, l := range p.Levels {
 		cs = append(cs, constraint(l.Attribute, "set_contains_any", joined(l.Values)))
 	}
