@@ -151,6 +151,14 @@ type Member struct {
 	Task   string
 }
 
+// replaced tells whether an allocation of an elastic attempt is not, or not yet,
+// among its members: others may be on its node.
+func (g *Gang) replaced(a *picture.Alloc) bool {
+	rec := g.Saved.Record
+	return rec != nil && (rec.Round > 0 || g.Saved.Growth != nil) && g.ranks(a.Group) &&
+		!slices.ContainsFunc(rec.Members, func(m contract.Member) bool { return m.Alloc == a.ID })
+}
+
 // Members of the current attempt, by index.
 func (g *Gang) Members(allocs []*picture.Alloc) []Member {
 	if g.Saved.Phase == Waiting || g.User == nil {
@@ -161,7 +169,7 @@ func (g *Gang) Members(allocs []*picture.Alloc) []Member {
 	}
 	var mine []*picture.Alloc
 	for _, a := range allocs {
-		if a.CreateIndex > g.Saved.Base {
+		if a.CreateIndex > g.Saved.Base && !g.replaced(a) {
 			mine = append(mine, a)
 		}
 	}
