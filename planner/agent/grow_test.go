@@ -165,7 +165,8 @@ func TestCrashWhileGrowing(t *testing.T) {
 
 // host is the allocation that holds a gang's store.
 func (b *bench) host(id string) string {
-	r, _ := b.members.channel.Record(contract.GangID{Region: "global", Namespace: "default", Job: id})
+	list, _, _ := b.members.channel.Records(contract.GangID{Region: "global", Namespace: "default", Job: id}, -1)
+	r := list[len(list)-1]
 	return r.Members[r.Worlds[0].HostMember].Alloc
 }
 

@@ -126,12 +126,8 @@ func asked(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
 // coming are the claims of members that a running gang is to take in and that
 // Nomad has not placed yet.
 func coming(e *entry, g *core.Gang, v lifecycle.Seen) []core.Claim {
-	places := e.gang.Coming(v.Allocs)
-	if e.adding != nil {
-		places = e.adding
-	}
 	var out []core.Claim
-	for i, p := range places {
+	for i, p := range e.gang.Coming(v.Allocs, e.adding) {
 		c := core.Claim{Node: p.Node, Gang: g.ID, Attempt: g.Attempt, Member: len(g.Placement) + i, Job: string(g.ID), Asked: true, Priority: g.Priority}
 		for k := range g.Groups {
 			if g.Groups[k].Name == p.Group {

@@ -400,24 +400,31 @@ func (g *Gang) ungrow(v Seen) []Effect {
 	return []Effect{Save{next}}
 }
 
-// Coming are places of a growth that Nomad has not filled yet.
-func (g *Gang) Coming(allocs []*picture.Alloc) (out []core.Placement) {
+// Coming are the places of members to come that Nomad has not filled yet: of the
+// growth under way, or of one whose registration is.
+func (g *Gang) Coming(allocs []*picture.Alloc, adding []core.Placement) (out []core.Placement) {
 	gr := g.Saved.Growth
-	if gr == nil || gr.Undo != UndoNone || g.Saved.Phase != Released {
+	if g.Saved.Phase != Released || g.Saved.Record == nil || adding == nil && (gr == nil || gr.Undo != UndoNone) {
 		return nil
+	}
+	if gr != nil {
+		adding = nil
+		for _, p := range gr.Places {
+			adding = append(adding, core.Placement{Group: p.Group, Node: core.NodeID(p.Node), Cards: p.Cards, Model: p.Model})
+		}
 	}
 	filled := map[string]int{}
 	for _, a := range allocs {
-		if a.CreateIndex > gr.Since && !a.Terminal() {
+		if a.CreateIndex > g.Saved.Base && !a.Terminal() && !slices.ContainsFunc(g.Saved.Record.Members, func(m contract.Member) bool { return m.Alloc == a.ID }) {
 			filled[a.Group+"/"+a.NodeID]++
 		}
 	}
-	for _, p := range gr.Places {
-		if key := p.Group + "/" + p.Node; filled[key] > 0 {
+	for _, p := range adding {
+		if key := p.Group + "/" + string(p.Node); filled[key] > 0 {
 			filled[key]--
 			continue
 		}
-		out = append(out, core.Placement{Group: p.Group, Node: core.NodeID(p.Node), Cards: p.Cards, Model: p.Model})
+		out = append(out, p)
 	}
 	return out
 }
