@@ -172,6 +172,11 @@ func (g *Gang) pinFor(v Seen, last jobspec.Pin, places []Place, more int) (*jobs
 	for i := range g.groups {
 		group := pinGroup(&g.groups[i], members, v, true)
 		group.Count = len(members) + more
+		if group.PerNode > 1 && len(g.groups[i].Devices) > 0 {
+			// Nomad counts members that it updates in place twice. Where no cards are
+			// pinned the members take all of their nodes', which says as much.
+			group.PerNode = 0
+		}
 		if len(group.Cards) > 0 {
 			return nil, false
 		}
