@@ -104,7 +104,7 @@ func (g *Gang) grow(e Grow) []Effect {
 		gr.Places = append(gr.Places, Place{Group: m.Group, Node: string(m.Node), Cards: m.Cards, Model: m.Model})
 	}
 	pin, ok := g.pinFor(v, *s.Pin, append(slices.Clone(s.Places), gr.Places...), 0)
-	if !ok {
+	if _, back := g.pinFor(v, *s.Pin, s.Places, 0); !ok || !back {
 		s.GrowAfter, g.growWhy = v.Now.Add(growPause), "the cards there would have to be pinned one by one, and Nomad starts every member anew where that changes"
 		return nil
 	}
