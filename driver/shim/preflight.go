@@ -26,7 +26,9 @@ const (
 	// skewLimit is how far the clocks of two members may be apart.
 	skewLimit = 10 * time.Second
 	// allPeers is up to how many members everybody tries everybody else; in
-	// larger worlds each tries its next neighbours and the store's host.
+	// larger worlds each tries its next neighbours and those that the store's
+	// host is one of: the first member, or the first on another node where the
+	// first one's died in the attempt before.
 	allPeers, nextPeers = 32, 8
 )
 
@@ -253,10 +255,11 @@ func (s *supervisor) peersToTry(a member.Preflight) []contract.Member {
 	}
 	probed, probes := s.nextNode(a)
 	probes = probes && a.Record.MinBandwidth > 0
+	second := slices.IndexFunc(world, func(m contract.Member) bool { return m.Node != world[0].Node })
 	var out []contract.Member
 	for i, m := range world {
 		distance := (i - own + len(world)) % len(world)
-		if i != own && (len(world) <= allPeers || distance <= nextPeers || i == 0 || probes && m.Index == probed.Index) {
+		if i != own && (len(world) <= allPeers || distance <= nextPeers || i == 0 || i == second || probes && m.Index == probed.Index) {
 			out = append(out, m)
 		}
 	}

@@ -154,6 +154,9 @@ type Saved struct {
 	// Stages of the current attempt and the waiting before it.
 	Stages   []Stage   `json:"stages,omitempty"`
 	Attempts []Attempt `json:"attempts,omitempty"` // ended ones, the last few
+	// StoreDied are the nodes (by name) whose members held a store in the last
+	// released attempt and died there: another one holds it in the next.
+	StoreDied []string `json:"store_died,omitempty"`
 	// Last are the members of the last attempt that ended.
 	Last []Ended `json:"last,omitempty"`
 	// End is set when the gang is over; EndIndex is the job's then.

@@ -42,12 +42,15 @@ type world struct {
 	unplaced bool
 	// unread: the newest version cannot be read, and why.
 	unread error
+	// members are the planned nodes by member, on those that Nomad places the
+	// allocations on, by their number.
+	members, on []string
 	// direct: the nodes report their cards directly.
 	direct bool
 }
 
 func newWorld(t testing.TB) *world {
-	w := &world{t: t, now: t0, index: 100, nodes: map[string]*picture.Node{}, refuse: map[string]bool{}}
+	w := &world{t: t, now: t0, index: 100, members: []string{"n0", "n1"}, on: []string{"n0", "n1"}, nodes: map[string]*picture.Node{}, refuse: map[string]bool{}}
 	w.set = &Settings{Region: "global", MaxPriority: 100, CardTypes: []string{"gpu"}, ReserveTimeout: 10 * time.Minute, LostGrace: 5 * time.Minute, MaxAttempts: 3, Tags: true,
 		Queue: func(named, _ string) (string, []contract.Fault) { return named, nil }}
 	for i := range 4 {
@@ -96,7 +99,7 @@ func (w *world) register(raw json.RawMessage) {
 // place gives the pinned job its allocations.
 func (w *world) place() {
 	if w.job.Mark() > 0 {
-		for i, id := range []string{"n0", "n1"} {
+		for i, id := range w.on {
 			w.index++
 			w.allocs = append(w.allocs, &picture.Alloc{ID: fmt.Sprintf("a%d-%d", w.job.Mark(), i), Namespace: "default", JobID: "g", Group: "rank", Name: fmt.Sprintf("g.rank[%d]", i),
 				NodeID: id, NodeName: id, Desired: "run", Client: "running", CreateIndex: w.index, Index: w.index, Created: w.now, Modified: w.now,
@@ -204,7 +207,11 @@ func (w *world) settle() {
 func (w *world) start() {
 	w.t.Helper()
 	w.settle()
-	effects := w.gang.Step(Start{Seen: w.seen(false), Plan: core.Start{Gang: "default/g", Members: []core.Placement{{Group: "rank", Member: 0, Node: "n0"}, {Group: "rank", Member: 1, Node: "n1"}}}})
+	plan := core.Start{Gang: "default/g"}
+	for i, node := range w.members {
+		plan.Members = append(plan.Members, core.Placement{Group: "rank", Member: i, Node: core.NodeID(node)})
+	}
+	effects := w.gang.Step(Start{Seen: w.seen(false), Plan: plan})
 	must.SliceNotEmpty(w.t, effects)
 	w.carry(effects)
 	w.settle()

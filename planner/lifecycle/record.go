@@ -122,24 +122,59 @@ func (g *Gang) hasRanks() bool {
 }
 
 // worlds groups the record's members by the world that each reports: its group
-// or the whole job. The first member of each holds the store.
+// or the whole job. The first member of each holds the store, but for one on a
+// node where the last attempt's store died, as long as there is another.
 func (g *Gang) worlds(record *contract.Record) error {
 	at := map[string]int{}
 	for i, m := range record.Members {
-		r := g.reports[member{m.Alloc, m.Task}]
-		name := cmp.Or(r.World, m.Group)
+		name := cmp.Or(g.reports[member{m.Alloc, m.Task}].World, m.Group)
 		w, ok := at[name]
 		if !ok {
-			if r.Port == 0 || r.Address == "" {
-				return fmt.Errorf("member %d reports no address and port for the store of world %q", i, name)
-			}
 			w = len(record.Worlds)
 			at[name] = w
-			record.Worlds = append(record.Worlds, contract.World{Name: name, Host: r.Address, Port: r.Port, HostMember: i})
+			record.Worlds = append(record.Worlds, contract.World{Name: name})
 		}
 		record.Worlds[w].Members = append(record.Worlds[w].Members, i)
 	}
+	for i := range record.Worlds {
+		w := &record.Worlds[i]
+		host := slices.IndexFunc(w.Members, func(m int) bool { return !slices.Contains(g.Saved.StoreDied, record.Members[m].Node) })
+		w.HostMember = w.Members[max(0, host)]
+		m := record.Members[w.HostMember]
+		r := g.reports[member{m.Alloc, m.Task}]
+		if r.Port == 0 || r.Address == "" {
+			return fmt.Errorf("member %d reports no address and port for the store of world %q", w.HostMember, w.Name)
+		}
+		w.Host, w.Port = r.Address, r.Port
+	}
 	return nil
+}
+
+// storesThatDied are the nodes of the record's stores whose hosts died where
+// they were: lost, ended by a signal that nobody asked for, or by the node's
+// fault. The script's own exit code, a hang of the whole gang, an end on request
+// or after another member is no such death.
+func (g *Gang) storesThatDied(v Seen, why Stop) []string {
+	rec := g.Saved.Record
+	ends := g.ends(v)
+	var out []string
+	for _, w := range rec.Worlds {
+		died := why.Site && charged(why.Reason) && why.Member == w.HostMember
+		if x := ends[w.HostMember].exit; x != nil {
+			switch x.Outcome {
+			case contract.OutcomeLost: // Nomad asks a lost member to stop as well
+				died = true
+			case contract.OutcomeUnknown:
+				died = died || !x.Asked
+			case contract.OutcomeFailed:
+				died = died || !x.Asked && (x.Signal != 0 || x.OOM)
+			}
+		}
+		if node := rec.Members[w.HostMember].Node; died && !slices.Contains(out, node) {
+			out = append(out, node)
+		}
+	}
+	return out
 }
 
 // Member is one member of the current attempt, for whoever looks at the gang.

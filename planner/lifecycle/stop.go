@@ -314,6 +314,9 @@ func (g *Gang) close(v Seen, why Stop) Saved {
 	if extra := len(next.Attempts) - attemptsKept; extra > 0 {
 		next.Attempts = next.Attempts[extra:]
 	}
+	if next.Record != nil && !g.Service() {
+		next.StoreDied = g.storesThatDied(v, why)
+	}
 	next.Last = g.lastMembers(v)
 	next.Record, next.Stop, next.Ask, next.Pin, next.Places, next.Leavers, next.LeftOut, next.LeftBy = nil, nil, nil, nil, nil, nil, nil, time.Time{}
 	next.Growth, next.GrowAfter = nil, time.Time{}

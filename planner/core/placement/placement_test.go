@@ -310,3 +310,33 @@ func TestNear(t *testing.T) {
 	must.Nil(t, near("leaf", true, 2, 2))
 	must.SliceLen(t, 2, near("leaf", false, 2, 2))
 }
+
+// Members are numbered along the topology, in whatever order their nodes were
+// found: a gang that is placed on the same nodes again has the same numbers, and
+// where one node is another, the others keep their order.
+func TestNumbersFollowTheTopology(t *testing.T) {
+	t.Parallel()
+	numbers := func(edit func(i int, n *core.Node)) []core.NodeID {
+		b := newBench(t, 6, 8, edit).start()
+		r := b.p.Request(gang(4, 8, nil))
+		res, ok := b.p.Place(r, r.Options[0], placement.Options{})
+		must.True(t, ok)
+		var out []core.NodeID
+		for i := range res.Members {
+			out = append(out, b.c.Nodes[res.Members[i].Use.Node].Src.ID)
+		}
+		return out
+	}
+	without := func(gone ...int) func(int, *core.Node) {
+		return func(i int, n *core.Node) { n.Eligible = !slices.Contains(gone, i+1) }
+	}
+	first := numbers(without(5, 6))
+	must.Eq(t, []core.NodeID{"n1", "n2", "n3", "n4"}, first)
+	for i := range 4 {
+		must.Eq(t, first, numbers(func(k int, n *core.Node) {
+			without(5, 6)(k, n)
+			n.Suspect = k == i // it is taken last
+		}), must.Sprintf("n%d is suspect", i+1))
+	}
+	must.Eq(t, []core.NodeID{"n1", "n3", "n4", "n5"}, numbers(without(2, 6)))
+}
