@@ -132,24 +132,24 @@ func TestPrometheusScrapes(t *testing.T) {
 	l.await(ctx, t, "scraped-waits", "waiting", func(g *view.Gang) bool { return g.Stage == contract.StageQueued && g.Reason != "" })
 
 	want := map[string]int{
-		`muster_pending_gangs{queue="default"} == 1`:                 1,
-		`sum(muster_gangs{phase!="over"}) == 2`:                      1,
-		`muster_cards{state="used"} == 16`:                           1,
-		`muster_queue_used{queue="default"} == 16`:                   2, // of the model, and of any
-		`muster_nomad_connected == 1`:                                1,
-		`muster_ledger_up == 1`:                                      1,
-		`muster_stage_seconds_count{stage="queued"} >= 1`:            1,
-		`sum(muster_card_states{state="healthy"}) == 16`:             1,
-		`count(DCGM_FI_DEV_GPU_UTIL) == 16`:                          1,
-		`count(muster_card_state{state="healthy"} == 1) == 20`:       1, // adapters too
-		`count(DCGM_FI_DEV_FB_USED{gang="default/scraped"}) == 16`:   1,
-		`muster_card_reporters == 4`:                                 1,
-		`ALERTS{alertname=~"Muster.*",alertstate="firing"}`:          0,
-		`muster_queue_sampled_cards{queue="default"} == 16`:          1,
-		`muster_pending_oldest_seconds{queue="default"} > 0`:         1,
-		`muster_demand_nodes > 0`:                                    1,
-		`sum(muster_decisions_total{action="start"}) >= 1`:           1,
-		`muster_admission_wait_seconds_count{queue="default"} >= 1 `: 1,
+		`muster_pending_gangs{queue="default"} == 1`:                    1,
+		`sum(muster_gangs{phase!="over"}) == 2`:                         1,
+		`muster_cards{state="used"} == 16`:                              1,
+		`muster_queue_used{queue="default"} == 16`:                      2, // of the model, and of any
+		`muster_nomad_connected == 1`:                                   1,
+		`muster_ledger_up == 1`:                                         1,
+		`muster_stage_seconds_count{stage="queued"} >= 1`:               1,
+		`sum(muster_card_states{state="healthy"}) == 16`:                1,
+		`count(DCGM_FI_DEV_GPU_UTIL) == 16`:                             1,
+		`count(muster_card_state{state="healthy"} == 1) == 20`:          1, // adapters too
+		`count(DCGM_FI_DEV_FB_USED{gang="default/scraped"}) == 16`:      1,
+		`muster_card_reporters == 4`:                                    1,
+		`ALERTS{alertname=~"Muster.*",alertstate="firing"}`:             0,
+		`muster_queue_sampled_cards{queue="default"} == 16`:             1,
+		`muster_pending_oldest_seconds{queue="default"} > 0`:            1,
+		`muster_demand_nodes > 0`:                                       1,
+		`sum(muster_decisions_total{action="start"}) >= 1`:              1,
+		`sum(muster_admission_wait_seconds_count{queue="default"}) > 0`: 1, // of all sizes
 	}
 	poll(ctx, t, "see the cluster's state", func() error {
 		var missing []error
