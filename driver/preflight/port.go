@@ -24,6 +24,16 @@ func (p *Port) Release() {
 	}
 }
 
+// Share lets a store of this machine listen on the port beside what keeps it,
+// where it opens the port with SO_REUSEADDR, as torch does. Other members, which
+// ask for a port of their own, still find it taken.
+func (p *Port) Share() error {
+	if err := unix.SetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("share port %d with its store: %w", p.Number, err)
+	}
+	return nil
+}
+
 // KeepPort keeps a port: exactly the wanted one where it is not 0, else one of
 // the range, other than avoid.
 func KeepPort(wanted int, low, high, avoid int) (*Port, error) {

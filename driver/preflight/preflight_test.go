@@ -93,6 +93,35 @@ func TestKeepPort(t *testing.T) {
 	must.Error(t, err)
 }
 
+// A port that is shared with its store is nobody else's, also when the store is
+// gone again.
+func TestSharePort(t *testing.T) {
+	t.Parallel()
+	p, err := KeepPort(0, 17000, 17999, 0)
+	must.NoError(t, err)
+	must.NoError(t, p.Share())
+	must.NoError(t, p.Share())
+	taken := func() {
+		t.Helper()
+		_, err := KeepPort(0, p.Number, p.Number, 0)
+		must.ErrorContains(t, err, "is free")
+	}
+	taken()
+	must.False(t, Busy(p.Number), must.Sprint("a store could not listen"))
+	for range 2 { // Go listens with SO_REUSEADDR, as torch does
+		l, err := net.Listen("tcp", fmt.Sprintf(":%d", p.Number))
+		must.NoError(t, err)
+		taken()
+		must.True(t, Busy(p.Number))
+		must.NoError(t, l.Close())
+		taken()
+	}
+	p.Release()
+	next, err := KeepPort(0, p.Number, p.Number, 0)
+	must.NoError(t, err)
+	next.Release()
+}
+
 func script(t *testing.T, dir, name, text string, mode os.FileMode) string {
 	path := filepath.Join(dir, name)
 	must.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))

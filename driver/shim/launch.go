@@ -148,10 +148,7 @@ func (s *supervisor) startLaunch(a member.Launch) {
 	s.event(member.Planned{Launch: planned})
 	s.mu.Lock()
 	s.launch = l
-	if s.port != nil { // the store's host opens it now; nobody else needs it
-		s.port.Release()
-		s.port = nil
-	}
+	s.handOver(planned)
 	s.mu.Unlock()
 	s.log.Info("launching", "attempt", a.Record.Attempt, "launch", a.Number, "node", planned.NodeRank, "nodes", planned.Nodes, "world", planned.Size, "store", planned.Address, "port", planned.Port, "host", planned.Host)
 
@@ -168,6 +165,25 @@ func (s *supervisor) startLaunch(a member.Launch) {
 	if s.spec.Config.HangTimeout > 0 {
 		go s.watchHang(l)
 	}
+}
+
+// handOver lets the store's host open its port. torchrun's store shares it, so
+// that it stays kept until no process of the task is left, whoever of them ends
+// first. A program that ranks run may not be able to share, and gets it whole.
+// Nobody else needs a port. The caller holds mu.
+func (s *supervisor) handOver(l torchrun.Launch) {
+	if s.port == nil {
+		return
+	}
+	if l.Host && l.Launcher != nil && l.Port == s.port.Number {
+		err := s.port.Share()
+		if err == nil {
+			return
+		}
+		s.log.Warn("the store's port is not kept while it runs", "error", err)
+	}
+	s.port.Release()
+	s.port = nil
 }
 
 func (s *supervisor) rankSocket() string { return filepath.Join(s.start.Rank(), "rank.sock") }
@@ -472,6 +488,9 @@ func (s *supervisor) moveStore(a member.MoveStore) {
 		return
 	}
 	s.mu.Lock()
+	if s.port != nil { // that of the launch before
+		s.port.Release()
+	}
 	s.port = p
 	s.mu.Unlock()
 	e := contract.Endpoint{V: contract.RecordVersion, Host: host, Port: p.Number, Move: a.Move, At: time.Now(),
