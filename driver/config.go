@@ -27,12 +27,15 @@ type Config struct {
 	PortLow    int
 	PortHigh   int
 	HoldLimit  time.Duration // a member that nobody releases gives its cards back
-	Python     string
-	Interface  string
-	Path       string // search path of ranks
-	Isolation  string // contract.IsolationAuto or IsolationNone, for all tasks
-	Images     ImageConfig
-	Devices    []string // nodes that every task may use, beside what it is granted; absolute
+	// MaxKillTimeout is that of the agent's client block, which Nomad does not
+	// tell its drivers; 0: not stated.
+	MaxKillTimeout time.Duration
+	Python         string
+	Interface      string
+	Path           string // search path of ranks
+	Isolation      string // contract.IsolationAuto or IsolationNone, for all tasks
+	Images         ImageConfig
+	Devices        []string // nodes that every task may use, beside what it is granted; absolute
 }
 
 // ImageConfig is how tasks run in images.
@@ -55,6 +58,7 @@ type configMessage struct {
 	StateDir   string         `codec:"state_dir"`
 	PortRange  string         `codec:"port_range"`
 	HoldLimit  string         `codec:"hold_limit"`
+	MaxKill    string         `codec:"max_kill_timeout"`
 	Python     string         `codec:"python"`
 	Interface  string         `codec:"interface"`
 	Path       string         `codec:"path"`
@@ -177,13 +181,18 @@ func ParseConfig(msgpack []byte) (Config, error) {
 		}
 		c.PortLow, c.PortHigh = low, high
 	}
-	if m.HoldLimit != "" {
-		d, err := time.ParseDuration(m.HoldLimit)
-		if err != nil || d <= 0 {
-			fault("hold_limit", m.HoldLimit, `a duration above zero such as "30m"`)
+	duration := func(field, value string, to *time.Duration) {
+		if value == "" {
+			return
 		}
-		c.HoldLimit = d
+		d, err := time.ParseDuration(value)
+		if err != nil || d <= 0 {
+			fault(field, value, `a duration above zero such as "30m"`)
+		}
+		*to = d
 	}
+	duration("hold_limit", m.HoldLimit, &c.HoldLimit)
+	duration("max_kill_timeout", m.MaxKill, &c.MaxKillTimeout)
 	if m.Consul != nil {
 		c.Consul = rendezvous.ConsulConfig{Address: m.Consul.Address, Token: m.Consul.Token, TokenFile: m.Consul.TokenFile, Auth: m.Consul.Auth,
 			Datacenter: m.Consul.Datacenter, Namespace: m.Consul.Namespace, Partition: m.Consul.Partition, TLS: m.Consul.TLS, CAFile: m.Consul.CAFile,

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,14 +170,42 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 	must.ErrorContains(t, err, "Consul on every node")
 }
 
+// C17: whoever asks for a longer grace than the client allows learns it at the
+// start, where the operator states the limit, and at a stop in any case.
+func TestGraceAboveTheClientsLimit(t *testing.T) {
+	t.Parallel()
+	const short = "Nomad's own stop (job stop, drain) gives 30s here, and muster_grace asks for 10m0s: raise max_kill_timeout in this node's client block"
+	for limit, told := range map[string]bool{"30s": true, "10m": false, "": false} {
+		t.Run("limit "+limit, func(t *testing.T) {
+			t.Parallel()
+			p := newPlugin(t, map[string]any{"rendezvous": "signal", "max_kill_timeout": limit})
+			tr := &trial{t: t, ctx: t.Context(), plugin: p, events: &sync.Map{}, mu: &sync.Mutex{}}
+			tr.followEvents(p)
+			cfg := taskConfig(t, contract.GangID{Namespace: "default", Job: "x"}, "n1", map[string]any{"launcher": "ranks", "command": []any{"true"}, "nproc_per_node": 1})
+			cfg.Env["NOMAD_META_muster_grace"] = "10m"
+			m := newMember(t, cfg)
+			tr.members = append(tr.members, m)
+			t.Cleanup(tr.destroy)
+			tr.startMember(m)
+			tr.awaitEvent(m, "held: waits")
+			if told {
+				tr.awaitEvent(m, short)
+			}
+			must.NoError(t, p.StopTask(cfg.ID, time.Second, ""))
+			tr.awaitEvent(m, "ended: ")
+			must.Eq(t, told, strings.Contains(tr.eventsOf(m), "max_kill_timeout"))
+		})
+	}
+}
+
 // A wrong plugin block gives all its faults, and leaves the one before.
 func TestPluginConfigFaults(t *testing.T) {
 	p := newPlugin(t, map[string]any{"port_range": "20000-20010", "rendezvous": "signal"})
-	text, err := hclspec.Encode(configSchema, map[string]any{"rendezvous": "smoke", "port_range": "9-1", "hold_limit": "long", "state_dir": "here", "isolation": "some",
+	text, err := hclspec.Encode(configSchema, map[string]any{"rendezvous": "smoke", "port_range": "9-1", "hold_limit": "long", "max_kill_timeout": "-1s", "state_dir": "here", "isolation": "some",
 		"consul": map[string]any{"token": "a", "token_file": "b", "cert_file": "/c"}}, nil)
 	must.NoError(t, err)
 	err = p.SetConfig(base.Config{MsgPack: text})
-	for _, field := range []string{"rendezvous", "port_range", "hold_limit", "state_dir", "isolation", "consul.token_file", "consul.cert_file"} {
+	for _, field := range []string{"rendezvous", "port_range", "hold_limit", "max_kill_timeout", "state_dir", "isolation", "consul.token_file", "consul.cert_file"} {
 		must.ErrorContains(t, err, "config."+field)
 	}
 	config, _ := p.settings()

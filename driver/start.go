@@ -166,6 +166,8 @@ func (p *Plugin) specOf(config Config, cfg *driver.TaskConfig) (shim.Spec, error
 		}
 		s.NomadIP, s.Port = ports(r)
 	}
+	s.MaxKillTimeout = config.MaxKillTimeout
+	s.Grace, _ = time.ParseDuration(cfg.Env["NOMAD_META_"+contract.MetaGrace]) // the planner refuses what is no duration
 	return s, nil
 }
 

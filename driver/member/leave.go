@@ -93,6 +93,12 @@ func why(a contract.Ask) string {
 	return text
 }
 
+// ShortGrace tells that Nomad's own stops give less than the job asks for.
+func ShortGrace(gives, asked time.Duration) string {
+	return fmt.Sprintf("Nomad's own stop (job stop, drain) gives %v here, and %s asks for %v: raise max_kill_timeout in this node's client block; a planner's ask gives it in full",
+		gives.Round(time.Second), contract.MetaGrace, asked)
+}
+
 // stop: Nomad ends the task, with its kill timeout as grace.
 func (m *Member) stop(now time.Time, e Stopped, todo *actions) {
 	if m.stage == Clearing || m.stopped && !e.Now {
@@ -120,7 +126,11 @@ func (m *Member) stop(now time.Time, e Stopped, todo *actions) {
 		signal = "SIGTERM"
 	}
 	if first {
-		todo.tell(fmt.Sprintf("stopped by Nomad: %v to save and leave", e.Grace.Round(time.Second)))
+		text := fmt.Sprintf("stopped by Nomad: %v to save and leave", e.Grace.Round(time.Second))
+		if e.Grace < m.setup.Grace {
+			text += "; " + ShortGrace(e.Grace, m.setup.Grace)
+		}
+		todo.tell(text)
 	}
 	// Who listens to the preempt file alone is known by its marks, or was asked
 	// before and is left its time.

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -265,5 +266,24 @@ func TestExitZeroWhenTheAttemptEnded(t *testing.T) {
 			l.wait(6 * time.Second)
 			l.over(tc.outcome, tc.code)
 		})
+	}
+}
+
+// C17: a stop of Nomad's that is shorter than the job's grace says so, and where
+// that is changed.
+func TestStopBelowTheGrace(t *testing.T) {
+	for gives, short := range map[time.Duration]bool{30 * time.Second: true, 10 * time.Minute: false, time.Hour: false} {
+		l := newLife(t, func(l *life) { l.setup.Grace = 10 * time.Minute })
+		l.running()
+		l.step(Stopped{Grace: gives})
+		var told []string
+		for _, a := range l.last {
+			if a, ok := a.(Tell); ok {
+				told = append(told, a.Text)
+			}
+		}
+		must.Len(t, 1, told)
+		must.StrContains(t, told[0], "stopped by Nomad: "+gives.String())
+		must.Eq(t, short, strings.Contains(told[0], "gives 30s here, and muster_grace asks for 10m0s: raise max_kill_timeout"), must.Sprint(told[0]))
 	}
 }

@@ -75,6 +75,8 @@ type Setup struct {
 	Self      rendezvous.Self
 	Config    contract.TaskConfig
 	HoldUntil time.Time // the driver's own limit
+	// Grace that the job asks for; 0: none. A stop of Nomad's may give less.
+	Grace time.Duration
 	// PeersVisible: reports of other members can be seen.
 	PeersVisible bool
 	Timing       Timing

@@ -59,6 +59,10 @@ type Spec struct {
 	Rendezvous string                  `json:"rendezvous"` // contract.RendezvousConsul or RendezvousSignal
 	Consul     rendezvous.ConsulConfig `json:"consul"`
 	HoldLimit  time.Duration           `json:"hold_limit"`
+	// Grace is the job's muster_grace, MaxKillTimeout the most that Nomad gives
+	// of it here; 0: not stated.
+	Grace          time.Duration `json:"grace,omitempty"`
+	MaxKillTimeout time.Duration `json:"max_kill_timeout,omitempty"`
 
 	Python    string `json:"python,omitempty"`
 	Interface string `json:"interface,omitempty"`

@@ -150,7 +150,7 @@ func newSupervisor(spec Spec) (_ *supervisor, err error) {
 	if spec.Rendezvous == contract.RendezvousSignal {
 		timing.ReportEvery = 5 * time.Minute // each report is one of the ten events that Nomad keeps
 	}
-	s.member = member.New(member.Setup{Self: spec.Self, Config: spec.Config, HoldUntil: s.began.Add(spec.HoldLimit),
+	s.member = member.New(member.Setup{Self: spec.Self, Config: spec.Config, HoldUntil: s.began.Add(spec.HoldLimit), Grace: spec.Grace,
 		PeersVisible: spec.Rendezvous == contract.RendezvousConsul, Timing: timing})
 	s.status = Status{Stage: s.member.Stage(), Version: spec.Version, PID: os.Getpid(), Started: s.began, Cgroups: written.Cgroups}
 	s.server = newServer(listener, s.request, s.exec)
@@ -215,6 +215,9 @@ func reportText(r contract.Report) string {
 func (s *supervisor) run() {
 	s.log.Info("supervising", "task", s.spec.TaskID, "gang", s.spec.Self.Gang.String(), "start", s.spec.Self.Start, "version", s.spec.Version)
 	s.tell("held: waits for the whole gang")
+	if limit := s.spec.MaxKillTimeout; limit > 0 && s.spec.Grace > limit {
+		s.tell(member.ShortGrace(limit, s.spec.Grace))
+	}
 	follow, unfollow := context.WithCancel(context.Background())
 	var following sync.WaitGroup
 	following.Go(func() {
