@@ -96,6 +96,10 @@ func TestCardQuarantinedUnderAGang(t *testing.T) {
 		w.settle()
 		must.Eq(t, Waiting, w.gang.Saved.Phase)
 		must.StrContains(t, w.gang.Saved.Attempts[0].Text, "before the ranks were released")
+		for _, s := range w.gang.Saved.Attempts[0].Stages {
+			must.NotEq(t, contract.StageStarted, s.Stage, must.Sprint("all members were ready, and were let go"))
+		}
+		must.SliceEmpty(t, w.gang.live(w.seen(false), 0), must.Sprint("the cards are still held"))
 	})
 }
 
