@@ -15,11 +15,22 @@ import (
 // explainer keeps what many verdicts of one cycle share.
 type explainer struct {
 	holders map[int32][]core.Holder
+	bounds  map[bound]charges
 	known   map[cause][]core.Blocker
 	outOf   []outOfUse
 	booked  []int // cards taken for bookings, by model
 	odd     []int // cards in claims that contradict something, by model
 	largest []int // cards of the largest node, by model
+}
+
+// bound names a queue's bound on a model (-1: any).
+type bound struct{ queue, model int32 }
+
+// charges are who is charged against a bound, as of so many starts of the plan:
+// many gangs of a full queue meet the same.
+type charges struct {
+	starts  int
+	holders []core.Holder
 }
 
 // cause names a need whose blockers are the same whoever has it.
@@ -136,7 +147,7 @@ func (c *cycle) overLimit(g *gang, o *placement.Option, l fairshare.Limit) {
 	default:
 		b.Text = fmt.Sprintf("%s may hold %d%s at most and would hold %d", name, l.Bound, strings.Replace(c.ofModel(l.Model), " of ", " ", 1), l.Bound+l.Over)
 		b.Remedy = fmt.Sprintf("wait for %s of %s to come back, or raise its max by %d", cards(l.Over), name, l.Over)
-		b.Holders = c.holdersUnder(l.Queue, l.Model, false)
+		b.Holders = c.chargedTo(bound{l.Queue, l.Model})
 		if l.Reason == core.ReasonMax && c.conf(g).RefuseFull {
 			c.full(g, b)
 			return
@@ -269,6 +280,19 @@ func (c *cycle) holdersOf(model int32) []core.Holder {
 	}
 	h := c.holdersUnder(0, model, true)
 	c.explain.holders[model] = h
+	return h
+}
+
+// chargedTo lists who is charged against a queue's bound, who ends first first.
+func (c *cycle) chargedTo(of bound) []core.Holder {
+	if known, ok := c.explain.bounds[of]; ok && known.starts == len(c.plan.Starts) {
+		return known.holders
+	}
+	if c.explain.bounds == nil {
+		c.explain.bounds = map[bound]charges{}
+	}
+	h := c.holdersUnder(of.queue, of.model, false)
+	c.explain.bounds[of] = charges{len(c.plan.Starts), h}
 	return h
 }
 
