@@ -186,7 +186,9 @@ func (l *Library) DeviceGetCount() (int, nvml.Return) {
 func (l *Library) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
 	l.mu.Lock()
 	g := l.GPUs[i]
-	g.lib = l
+	if g.lib != l { // others may be asking the card already
+		g.lib = l
+	}
 	l.mu.Unlock()
 	return give(l, "DeviceGetHandleByIndex", g.UUID, func() nvml.Device { return g })
 }
