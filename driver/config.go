@@ -28,7 +28,7 @@ type Config struct {
 	PortHigh   int
 	HoldLimit  time.Duration // a member that nobody releases gives its cards back
 	// MaxKillTimeout is that of the agent's client block, which Nomad does not
-	// tell its drivers; 0: not stated.
+	// tell its drivers; 0: not stated, so that Nomad's default is to be expected.
 	MaxKillTimeout time.Duration
 	Python         string
 	Interface      string

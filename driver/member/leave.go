@@ -93,10 +93,28 @@ func why(a contract.Ask) string {
 	return text
 }
 
+// DefaultMaxKillTimeout is what a Nomad client gives a task at most where its
+// configuration does not say another max_kill_timeout.
+const DefaultMaxKillTimeout = 30 * time.Second
+
 // ShortGrace tells that Nomad's own stops give less than the job asks for.
 func ShortGrace(gives, asked time.Duration) string {
 	return fmt.Sprintf("Nomad's own stop (job stop, drain) gives %v here, and %s asks for %v: raise max_kill_timeout in this node's client block; a planner's ask gives it in full",
 		gives.Round(time.Second), contract.MetaGrace, asked)
+}
+
+// MaybeShortGrace tells at the start of a member that Nomad's own stops give
+// less than the job asks for, as far as is known: limit 0 is one that nobody
+// stated. "": they give it.
+func MaybeShortGrace(limit, asked time.Duration) string {
+	switch {
+	case limit > 0 && asked > limit:
+		return ShortGrace(limit, asked)
+	case limit == 0 && asked > DefaultMaxKillTimeout:
+		return fmt.Sprintf("%s asks for %v, and Nomad's own stop (job stop, drain) gives %v unless this node's client block says more: raise max_kill_timeout there, and state it in the driver's plugin block",
+			contract.MetaGrace, asked, DefaultMaxKillTimeout)
+	}
+	return ""
 }
 
 // stop: Nomad ends the task, with its kill timeout as grace.

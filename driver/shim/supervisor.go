@@ -215,8 +215,8 @@ func reportText(r contract.Report) string {
 func (s *supervisor) run() {
 	s.log.Info("supervising", "task", s.spec.TaskID, "gang", s.spec.Self.Gang.String(), "start", s.spec.Self.Start, "version", s.spec.Version)
 	s.tell("held: waits for the whole gang")
-	if limit := s.spec.MaxKillTimeout; limit > 0 && s.spec.Grace > limit {
-		s.tell(member.ShortGrace(limit, s.spec.Grace))
+	if text := member.MaybeShortGrace(s.spec.MaxKillTimeout, s.spec.Grace); text != "" {
+		s.tell(text)
 	}
 	follow, unfollow := context.WithCancel(context.Background())
 	var following sync.WaitGroup

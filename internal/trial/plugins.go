@@ -33,10 +33,11 @@ func (n *node) metrics() string { return fmt.Sprintf("127.0.0.1:%d", n.firstPort
 // driverConfig is the configuration of the node's task driver.
 func (n *node) driverConfig() block {
 	b := block{
-		"rendezvous": "consul",
-		"interface":  "lo",
-		"consul":     block{"address": n.consul},
-		"port_range": fmt.Sprintf("%d-%d", n.firstPort+portsPerNode/2, n.firstPort+portsPerNode-2),
+		"rendezvous":       "consul",
+		"interface":        "lo",
+		"consul":           block{"address": n.consul},
+		"max_kill_timeout": maxKillTimeout.String(),
+		"port_range":       fmt.Sprintf("%d-%d", n.firstPort+portsPerNode/2, n.firstPort+portsPerNode-2),
 	}
 	if n.programs != "" {
 		b["path"] = n.programs + ":" + systemPath
