@@ -26,11 +26,11 @@ type explainer struct {
 // bound names a queue's bound on a model (-1: any).
 type bound struct{ queue, model int32 }
 
-// charges are who is charged against a bound, as of so many starts of the plan:
-// many gangs of a full queue meet the same.
+// charges are who is charged against a bound, as of so many starts and evictions
+// of the plan: many gangs of a full queue meet the same.
 type charges struct {
-	starts  int
-	holders []core.Holder
+	starts, evictions int
+	holders           []core.Holder
 }
 
 // cause names a need whose blockers are the same whoever has it.
@@ -285,14 +285,15 @@ func (c *cycle) holdersOf(model int32) []core.Holder {
 
 // chargedTo lists who is charged against a queue's bound, who ends first first.
 func (c *cycle) chargedTo(of bound) []core.Holder {
-	if known, ok := c.explain.bounds[of]; ok && known.starts == len(c.plan.Starts) {
+	starts, evictions := len(c.plan.Starts), len(c.plan.Evictions)
+	if known, ok := c.explain.bounds[of]; ok && known.starts == starts && known.evictions == evictions {
 		return known.holders
 	}
 	if c.explain.bounds == nil {
 		c.explain.bounds = map[bound]charges{}
 	}
 	h := c.holdersUnder(of.queue, of.model, false)
-	c.explain.bounds[of] = charges{len(c.plan.Starts), h}
+	c.explain.bounds[of] = charges{starts, evictions, h}
 	return h
 }
 
