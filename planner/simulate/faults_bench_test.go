@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ func faulty(jobs []Job, nodes int, rate float64) Options {
 	cfg.Levels = []core.Level{{Name: "leaf"}}
 	work, all := map[core.QueueName]float64{}, 0.0
 	var names []core.QueueName
+	jobs = slices.Clone(jobs) // the trace's stay as they are, for the next run
 	for i := range jobs {
 		j := &jobs[i]
 		j.Run, j.Members, j.Cards, j.Level, j.Required = min(j.Run, 7*24*time.Hour), j.Cards, 8, "leaf", true

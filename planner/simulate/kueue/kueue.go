@@ -122,7 +122,7 @@ func (l *Load) Workloads(of int) []Workload {
 			for k := range l.Classes {
 				class := &l.Classes[k]
 				for i := range max(1, class.Count/of) {
-					out = append(out, Workload{Class: class, ID: fmt.Sprintf("c%02dq%03d-%s-%03d", c, q, class.Name, i), Queue: queueName(c, q), Submit: time.Duration(i+1) * class.Every})
+					out = append(out, Workload{Class: class, ID: fmt.Sprintf("%s-%s-%03d", queueName(c, q), class.Name, i), Queue: queueName(c, q), Submit: time.Duration(i+1) * class.Every})
 				}
 			}
 		}
