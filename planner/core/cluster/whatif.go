@@ -220,5 +220,20 @@ func (c *Cluster) CountCards(h *Hold, counts []int) {
 	}
 }
 
+// CardCount is how many of the devices at some places of a node are cards that
+// are charged for. A share of a card counts as a card.
+func (c *Cluster) CardCount(n int32, places []int32) int {
+	if n < 0 {
+		return 0
+	}
+	count := 0
+	for _, place := range places {
+		if d, _ := c.Nodes[n].Device(place); d != nil && d.Model >= 0 {
+			count++
+		}
+	}
+	return count
+}
+
 // Changed changes whenever any node does.
 func (c *Cluster) Changed() uint64 { return c.changed }

@@ -57,7 +57,7 @@ func (b *blast) fill(c *cycle) {
 			seen := map[int32]bool{}
 			for _, h := range g.holds {
 				if n := holds[h].Use.Node; n >= 0 {
-					l.count(b.domain(c, l, n), g.queue, len(holds[h].CardsOf), seen)
+					l.count(b.domain(c, l, n), g.queue, c.live.CardCount(n, holds[h].CardsOf), seen)
 				}
 			}
 		}
@@ -83,7 +83,7 @@ func (b *blast) add(c *cycle, g *gang) {
 		seen := map[int32]bool{}
 		for i := range g.uses {
 			u := &g.uses[i]
-			l.count(b.domain(c, l, u.Node), g.queue, len(u.Cards)+len(u.Parts), seen)
+			l.count(b.domain(c, l, u.Node), g.queue, c.live.CardCount(u.Node, u.Cards)+len(u.Parts), seen)
 		}
 	}
 }

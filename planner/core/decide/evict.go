@@ -378,7 +378,7 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 					continue
 				}
 				// A member that leaves costs its gang one restart.
-				p.Units = append(p.Units, preempt.Unit{Gang: i, Member: hold.Claim.Member, Uses: []cluster.Use{hold.Use}, Cards: c.cardCount(hold), Cost: cost / int64(4*max(1, len(v.holds)))})
+				p.Units = append(p.Units, preempt.Unit{Gang: i, Member: hold.Claim.Member, Uses: []cluster.Use{hold.Use}, Cards: c.live.CardCount(hold.Use.Node, hold.CardsOf), Cost: cost / int64(4*max(1, len(v.holds)))})
 				kinds = append(kinds, kind)
 			}
 		}
@@ -405,19 +405,6 @@ func (c *cycle) problem(g *gang, o *placement.Option, members int, need []fairsh
 		p.Enough = func(chosen []int) bool { return c.enough(g, p, chosen, need) }
 	}
 	return p, kinds
-}
-
-// cardCount is how many cards a claim is charged for.
-func (c *cycle) cardCount(h *cluster.Hold) int {
-	n := 0
-	if h.Use.Node >= 0 {
-		for _, place := range h.CardsOf {
-			if d, _ := c.live.Nodes[h.Use.Node].Device(place); d != nil && d.Model >= 0 {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // mostCards is how many cards may be taken from others for a need; 0: no bound.

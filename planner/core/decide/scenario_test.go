@@ -162,8 +162,8 @@ func (a args) duration(key string, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// cluster nodes=4 cards=8 [leaf=2] [spine=4] [model=H100] [prefix=n] [cpu=..]
-// adds nodes.
+// cluster nodes=4 cards=8 [nics=2] [leaf=2] [spine=4] [model=H100] [prefix=n]
+// [cpu=..] adds nodes.
 func (s *script) cluster(a args) (string, error) {
 	if s.world == nil {
 		s.cfg = core.Defaults()
@@ -190,13 +190,21 @@ func (s *script) cluster(a args) (string, error) {
 			}
 			g.Cards = append(g.Cards, card)
 		}
+		devices := []core.DeviceGroup{g}
+		if n := a.number("nics", 0); n > 0 {
+			nics := core.DeviceGroup{Vendor: "mellanox", Type: "nic", Name: "CX7"}
+			for k := range n {
+				nics.Cards = append(nics.Cards, core.Card{ID: core.CardID(fmt.Sprintf("%s-nic%d", id, k)), Healthy: true, NUMA: -1})
+			}
+			devices = append(devices, nics)
+		}
 		domains := []string{fmt.Sprintf("%s-leaf%d", prefix, i/leaf+1)}
 		if spine := a.number("spine", 0); spine > 0 {
 			domains = []string{fmt.Sprintf("%s-spine%d", prefix, i/spine+1), domains[0]}
 		}
 		nodes = append(nodes, core.Node{ID: core.NodeID(id), Name: id, Version: 1, Datacenter: "dc1", Ready: true, Eligible: true,
 			Domains: domains, Meta: map[string]string{"prefix": prefix}, Drivers: map[string]bool{"torchrun": true},
-			Capacity: core.Resources{CPU: int64(a.number("cpu", 64000)), MemoryMB: 1 << 20, DiskMB: 1 << 20}, Devices: []core.DeviceGroup{g}})
+			Capacity: core.Resources{CPU: int64(a.number("cpu", 64000)), MemoryMB: 1 << 20, DiskMB: 1 << 20}, Devices: devices})
 	}
 	s.world = simulate.NewWorld(noon, &s.cfg, nodes)
 	return "", nil
@@ -297,6 +305,9 @@ func (s *script) submit(a args) error {
 		group.Devices[0].Count = 0
 	case a.number("cards", 8) == 0:
 		group.Devices = nil
+	}
+	if n := a.number("nics", 0); n > 0 {
+		group.Devices = append(group.Devices, core.DeviceAsk{Task: "train", Vendor: "mellanox", Type: "nic", Count: n})
 	}
 	if p := a.text("prefix", ""); p != "" {
 		group.Constraints = append(group.Constraints, core.Constraint{Left: "${meta.prefix}", Operand: "=", Right: p})
