@@ -88,9 +88,10 @@ func (b *blast) add(c *cycle, g *gang) {
 	}
 }
 
-// seenBy is what the places of a need depend on beside the need itself: with
-// blast limits its queue, whose share of a domain counts; else nothing.
-func (c *cycle) seenBy(g *gang) int32 {
+// blastQueue is on whose account nodes are denied to a need: with blast limits
+// its queue's, whose share of a domain counts; else nobody's, and what is found
+// out for one gang holds for all that ask for the same.
+func (c *cycle) blastQueue(g *gang) int32 {
 	if len(c.cfg.Blast) == 0 {
 		return 0
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // failure names an attempt at placing that came to nothing. While gangs are
-// only added to the cluster it comes to nothing again; see seenBy for the queue.
+// only added to the cluster it comes to nothing again; for the queue see blastQueue.
 type failure struct {
 	queue   int32
 	option  *placement.Option
@@ -81,7 +81,7 @@ func (c *cycle) options(g *gang) []*placement.Option {
 				members = g.Min
 			}
 		}
-		if members == 0 || c.failed[failure{c.seenBy(g), o, members, 0}] {
+		if members == 0 || c.failed[failure{c.blastQueue(g), o, members, 0}] {
 			continue
 		}
 		mark := c.live.Mark()
@@ -213,7 +213,7 @@ func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.
 	}
 	why := core.ReasonShape
 	for i, lifted := range [...]backfill.Set{before, 0, all} {
-		k := failure{c.seenBy(g), o, members, lifted}
+		k := failure{c.blastQueue(g), o, members, lifted}
 		if i > 0 && lifted == before || i == 2 && lifted == 0 || c.failed[k] {
 			continue
 		}
@@ -228,7 +228,7 @@ func (c *cycle) tryPlace(g *gang, o *placement.Option, members int) (*placement.
 			c.live.Rollback(mark)
 			c.failed[k] = true
 			if i == 0 { // without those places it fits even less
-				c.failed[failure{c.seenBy(g), o, members, 0}] = true
+				c.failed[failure{c.blastQueue(g), o, members, 0}] = true
 			}
 			continue
 		}
@@ -283,7 +283,7 @@ func (c *cycle) content(g *gang, res *placement.Result) bool {
 	if !until.After(c.now) {
 		return true
 	}
-	level := c.large1(g).prefers
+	level := c.tooLarge(g).prefers
 	if level == spread || inside(res, level) || !c.helped(g, res, level, until) {
 		return true
 	}
@@ -314,7 +314,7 @@ func (c *cycle) started(g *gang, o *placement.Option, res *placement.Result, lif
 		Backfill: len(c.times.Bookings) > 0, OnPromise: lifted != 0 && (c.limit(g) == 0 || lifted != c.times.Before(c.now.Add(c.limit(g)))), Score: c.score(res)}
 	start.Borrowed = c.tree.Borrowed(g.queue) - before
 	c.plan.Starts = append(c.plan.Starts, start)
-	g.start, g.uses = &start, usesOf(res)
+	g.start, g.uses = &start, usesOf(res.Members)
 	g.v.Action, g.v.Reason, g.v.Sentence = core.ActionStart, core.ReasonFits, "starts: "+start.Score
 	g.kept = nil
 	c.blast.add(c, g)
@@ -326,14 +326,6 @@ func (c *cycle) started(g *gang, o *placement.Option, res *placement.Result, lif
 		end = c.now.Add(c.grace(g))
 	}
 	c.times.Add(backfill.Release{At: end, Uses: g.uses, Gang: g.number})
-}
-
-func usesOf(res *placement.Result) []cluster.Use {
-	uses := make([]cluster.Use, len(res.Members))
-	for i := range res.Members {
-		uses[i] = res.Members[i].Use
-	}
-	return uses
 }
 
 // score says why a place was chosen, for people.
@@ -500,7 +492,7 @@ func (c *cycle) fillTable() {
 // Where some gang's end is not known it may.
 func (c *cycle) helped(g *gang, now *placement.Result, level int, until time.Time) bool {
 	o := now.Option
-	k := helpKey{c.seenBy(g), o}
+	k := helpKey{c.blastQueue(g), o}
 	h := c.help[k]
 	if h == nil {
 		h = &helpTimes{}

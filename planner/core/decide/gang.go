@@ -154,3 +154,12 @@ func (c *cycle) usesOf(g *gang) []cluster.Use {
 	}
 	return out
 }
+
+// usesOf is what members that are placed take.
+func usesOf(members []placement.Member) []cluster.Use {
+	out := make([]cluster.Use, len(members))
+	for i := range members {
+		out[i] = members[i].Use
+	}
+	return out
+}

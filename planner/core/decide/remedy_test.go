@@ -3,6 +3,7 @@ package decide_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,7 +131,7 @@ func (r *remedy) try() {
 		}
 		r.heal()
 	case core.ReasonMax:
-		at := slices.IndexFunc(r.s.Config.Queues, func(q core.Queue) bool { return b.Text != "" && contains(b.Text, "queue "+string(q.Name)+" ") })
+		at := slices.IndexFunc(r.s.Config.Queues, func(q core.Queue) bool { return strings.Contains(b.Text, "queue "+string(q.Name)+" ") })
 		if at < 0 {
 			r.t.Fatalf("gang %s: no queue is named in %q", r.v.Gang, b.Text)
 		}
@@ -187,15 +188,6 @@ func (r *remedy) try() {
 			r.t.Fatalf("gang %s: %q is still in its way after %q:\n%+v", r.v.Gang, b.Text, b.Remedy, plan.Verdicts[at])
 		}
 	}
-}
-
-func contains(text, part string) bool {
-	for i := range len(text) - len(part) + 1 {
-		if text[i:i+len(part)] == part {
-			return true
-		}
-	}
-	return false
 }
 
 // run makes a gang that started hold its cards.

@@ -47,9 +47,7 @@ func (c *cycle) refused(g *gang) bool {
 			refuse(core.ReasonTooLarge, fmt.Sprintf("needs %s, user %s may hold %d at most", cards(total(c.firstNeed(g))), g.User, l.MaxCards), "ask for fewer members, or raise the user's limit")
 			g.kept[len(g.kept)-1].Missing = total(c.firstNeed(g)) - l.MaxCards
 		}
-		if large := c.large1(g); large != nil {
-			g.kept = append(g.kept, large.blockers...)
-		}
+		g.kept = append(g.kept, c.tooLarge(g).blockers...)
 	}
 	if len(g.kept) == 0 {
 		return false
@@ -171,22 +169,22 @@ func prefers(r *placement.Request, res *placement.Result) int {
 	return spread
 }
 
-// large1 asks whether the cluster could hold the gang if it were empty and
+// tooLarge asks whether the cluster could hold the gang if it were empty and
 // healthy. The answer is kept as long as no node changes.
-func (c *cycle) large1(g *gang) *tooLarge {
+func (c *cycle) tooLarge(g *gang) *tooLarge {
 	if c.idealSeen != c.ideal.Changed() {
 		clear(c.large)
 		c.idealSeen = c.ideal.Changed()
 	}
 	t, ok := c.large[g.req]
 	if !ok {
-		t = c.tooLarge(g, c.places.Request(g.Gang))
+		t = c.findTooLarge(g, c.places.Request(g.Gang))
 		c.large[g.req] = t
 	}
 	return t
 }
 
-func (c *cycle) tooLarge(g *gang, r *placement.Request) *tooLarge {
+func (c *cycle) findTooLarge(g *gang, r *placement.Request) *tooLarge {
 	t := &tooLarge{}
 	if len(r.Options) == 0 {
 		t.blockers = []core.Blocker{{Reason: core.ReasonTooLarge, Text: "no card of the cluster matches its device asks and models", Remedy: "compare its asks with muster cards"}}
@@ -194,7 +192,7 @@ func (c *cycle) tooLarge(g *gang, r *placement.Request) *tooLarge {
 	}
 	for _, o := range r.Options {
 		mark := c.ideal.Mark()
-		res, ok := c.places.Place(r, o, placement.Options{Members: g.leastOf(o)})
+		res, ok := c.places.Place(r, o, placement.Options{Members: g.fewest()})
 		c.ideal.Rollback(mark)
 		if ok {
 			t.prefers = prefers(r, res)
@@ -246,8 +244,8 @@ func (c *cycle) tooLarge(g *gang, r *placement.Request) *tooLarge {
 	return t
 }
 
-// leastOf is the number of members of the first group to ask for, 0 for all.
-func (g *gang) leastOf(*placement.Option) int {
+// fewest is the number of members of the first group to ask for, 0 for all.
+func (g *gang) fewest() int {
 	if g.elastic() {
 		return g.Min
 	}

@@ -70,11 +70,7 @@ func (c *cycle) carryOut(g *gang, o *placement.Option, p *preempt.Problem, s *pr
 	u.cards += total(need)
 	u.gangs++
 	c.plan.Starts = append(c.plan.Starts, start)
-	g.start, g.kept = &start, nil
-	g.uses = make([]cluster.Use, len(s.Members))
-	for i := range s.Members {
-		g.uses[i] = s.Members[i].Use
-	}
+	g.start, g.uses, g.kept = &start, usesOf(s.Members), nil
 	c.blast.add(c, g)
 	g.v.Action, g.v.Reason = core.ActionStart, core.ReasonVictims
 	g.v.Sentence = fmt.Sprintf("starts when %s has left; its places are kept", c.names(after))
@@ -169,9 +165,8 @@ func yield[N int | int32 | int64](from, need *N) {
 
 // takersOf are the uses of members, to be used up by rest.
 func takersOf(members []placement.Member) []cluster.Use {
-	out := make([]cluster.Use, len(members))
-	for i := range members {
-		out[i] = members[i].Use
+	out := usesOf(members)
+	for i := range out {
 		out[i].Parts = slices.Clone(out[i].Parts)
 	}
 	return out
