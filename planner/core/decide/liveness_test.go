@@ -26,21 +26,21 @@ func TestWhatFitsIsPlaced(t *testing.T) {
 			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
 				h.submit()
 			}
-			plan := h.cycle()
-			// Members that a gang gives up hold their cards while the plan is made;
-			// whom the rest of their room serves is placed by the next one.
-			gaveUp := slices.ContainsFunc(plan.Resizes, func(r core.Resize) bool { return len(r.Remove) > 0 })
-			if len(plan.Reservations) == 0 && !gaveUp {
-				h.nothingFits(plan)
-			}
+			h.nothingFits(h.cycle())
 			h.pass(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
 		}
 	})
 }
 
 // nothingFits asks for each gang that waits whether it would start if it were
-// the only one.
+// the only one, where nothing is promised to anybody.
 func (h *history) nothingFits(plan *core.Plan) {
+	// Members that a gang gives up hold their cards while the plan is made; whom
+	// the rest of their room serves is placed by the next one.
+	gaveUp := slices.ContainsFunc(plan.Resizes, func(r core.Resize) bool { return len(r.Remove) > 0 })
+	if len(plan.Reservations) > 0 || gaveUp {
+		return
+	}
 	for _, v := range plan.Verdicts {
 		if v.Action != core.ActionWait {
 			continue

@@ -297,21 +297,53 @@ func (h *history) trouble() {
 	}
 }
 
+// life is what a course runs: a history, or a wide one.
+type life interface {
+	arrive()            // one gang
+	happen()            // something to a node, a card or a gang
+	decide() *core.Plan // checked and carried out
+	elapse(time.Duration)
+	world() *simulate.World
+}
+
+func (h *history) arrive()                { h.submit() }
+func (h *history) happen()                { h.trouble() }
+func (h *history) decide() *core.Plan     { return h.cycle() }
+func (h *history) elapse(d time.Duration) { h.pass(d) }
+func (h *history) world() *simulate.World { return h.w }
+
+// course is how long a life is and how much happens in it: so many cycles at
+// most, so many gangs that come before each at most, and something else that
+// happens before one in so many. See, where there is one, looks at each plan and
+// at what it was made from.
+type course struct {
+	cycles, arrivals, oneIn int
+	see                     func(*core.Snapshot, *core.Plan)
+}
+
+func (k course) run(t *rapid.T, l life) {
+	for range rapid.IntRange(1, k.cycles).Draw(t, "cycles") {
+		for range rapid.IntRange(0, k.arrivals).Draw(t, "arrivals") {
+			l.arrive()
+		}
+		if rapid.IntRange(0, k.oneIn-1).Draw(t, "quiet") == 0 {
+			l.happen()
+		}
+		snap := l.world().Snapshot()
+		plan := l.decide()
+		if k.see != nil {
+			k.see(snap, plan)
+		}
+		l.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
+	}
+}
+
 func TestSafety(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		h := newHistory(t)
 		h.twin = true
-		for range rapid.IntRange(1, 14).Draw(t, "cycles") {
-			for range rapid.IntRange(0, 3).Draw(t, "arrivals") {
-				h.submit()
-			}
-			if rapid.IntRange(0, 3).Draw(t, "quiet") == 0 {
-				h.trouble()
-			}
-			h.cycle()
-			h.pass(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
-		}
+		course{cycles: 14, arrivals: 3, oneIn: 4}.run(t, h)
 	})
 }
 

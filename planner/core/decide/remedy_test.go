@@ -19,19 +19,7 @@ import (
 func TestFirstRemedyHelps(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		h := newHistory(t)
-		for range rapid.IntRange(1, 6).Draw(t, "cycles") {
-			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
-				h.submit()
-			}
-			if rapid.IntRange(0, 3).Draw(t, "quiet") == 0 {
-				h.trouble()
-			}
-			snap := h.w.Snapshot()
-			plan := h.cycle()
-			tryRemedies(t, snap, plan)
-			h.pass(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
-		}
+		course{6, 4, 4, func(s *core.Snapshot, p *core.Plan) { tryRemedies(t, s, p) }}.run(t, newHistory(t))
 	})
 }
 
@@ -39,18 +27,7 @@ func TestFirstRemedyHelps(t *testing.T) {
 func TestFirstRemedyOfEverythingHelps(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWide(t)
-		for range rapid.IntRange(1, 6).Draw(t, "cycles") {
-			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
-				w.submitAny()
-			}
-			if rapid.IntRange(0, 3).Draw(t, "quiet") == 0 {
-				w.happen()
-			}
-			snap := w.w.Snapshot()
-			tryRemedies(t, snap, w.step())
-			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
-		}
+		course{6, 4, 4, func(s *core.Snapshot, p *core.Plan) { tryRemedies(t, s, p) }}.run(t, newWide(t))
 	})
 }
 

@@ -93,8 +93,8 @@ func newWide(t *rapid.T) *wide {
 	return w
 }
 
-// submitAny submits a gang of any shape.
-func (w *wide) submitAny() {
+// arrive submits a gang of any shape.
+func (w *wide) arrive() {
 	t := w.t
 	any := func(name string, in ...int) int { return rapid.SampledFrom(in).Draw(t, name) }
 	w.next++
@@ -166,8 +166,8 @@ func (w *wide) submitAny() {
 	x.Hold = any("released later", 0, 0, 0, 1) > 0
 }
 
-// step is a cycle with all that happens after it.
-func (w *wide) step() *core.Plan {
+// decide is a cycle with all that happens after it.
+func (w *wide) decide() *core.Plan {
 	before := w.w.Snapshot()
 	plan := w.cycle()
 	conservative(w.t, before, plan)
@@ -286,16 +286,7 @@ func TestSafetyOfEverything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWide(t)
 		w.twin = true
-		for range rapid.IntRange(1, 14).Draw(t, "cycles") {
-			for range rapid.IntRange(0, 3).Draw(t, "arrivals") {
-				w.submitAny()
-			}
-			if rapid.IntRange(0, 2).Draw(t, "quiet") == 0 {
-				w.happen()
-			}
-			w.step()
-			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
-		}
+		course{cycles: 14, arrivals: 3, oneIn: 3}.run(t, w)
 	})
 }
 
@@ -324,16 +315,7 @@ func TestLivenessOfEverything(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWide(t)
-		for range rapid.IntRange(1, 8).Draw(t, "cycles") {
-			for range rapid.IntRange(0, 3).Draw(t, "arrivals") {
-				w.submitAny()
-			}
-			if rapid.IntRange(0, 2).Draw(t, "quiet") == 0 {
-				w.happen()
-			}
-			w.step()
-			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
-		}
+		course{cycles: 8, arrivals: 3, oneIn: 3}.run(t, w)
 		w.heal()
 		quiet := 0
 		const cycles = 120
@@ -341,7 +323,7 @@ func TestLivenessOfEverything(t *testing.T) {
 			for _, g := range w.w.Active() {
 				g.Hold = g.Hold && g.State != core.GangWaiting // each is released in time from now on
 			}
-			plan := w.step()
+			plan := w.decide()
 			if quiet++; len(plan.Evictions) > 0 {
 				quiet = 0
 			}
@@ -350,7 +332,7 @@ func TestLivenessOfEverything(t *testing.T) {
 		if quiet < cycles/4 {
 			t.Fatalf("there are still evictions %d cycles after the last arrival", cycles-quiet)
 		}
-		for _, v := range w.step().Verdicts {
+		for _, v := range w.decide().Verdicts {
 			switch {
 			case v.Action == core.ActionRefuse:
 			case v.Reason == core.ReasonLend && len(w.w.Snapshot().Claims) == 0: // others never lend it so many
@@ -367,19 +349,6 @@ func TestWhatFitsOfEverythingIsPlaced(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWide(t)
 		w.cfg.Reservations = 0
-		for range rapid.IntRange(1, 6).Draw(t, "cycles") {
-			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
-				w.submitAny()
-			}
-			if rapid.IntRange(0, 2).Draw(t, "quiet") == 0 {
-				w.happen()
-			}
-			plan := w.step()
-			gaveUp := slices.ContainsFunc(plan.Resizes, func(r core.Resize) bool { return len(r.Remove) > 0 })
-			if len(plan.Reservations) == 0 && !gaveUp {
-				w.nothingFits(plan)
-			}
-			w.elapse(time.Duration(rapid.IntRange(0, 60).Draw(t, "minutes")) * time.Minute)
-		}
+		course{6, 4, 3, func(_ *core.Snapshot, plan *core.Plan) { w.nothingFits(plan) }}.run(t, w)
 	})
 }
