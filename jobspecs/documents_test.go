@@ -1,7 +1,6 @@
 package jobspecs
 
 import (
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,11 +11,7 @@ import (
 
 	"github.com/shoenig/test/must"
 
-	"github.com/nomad-muster/muster/internal/contract"
-	jobfile "github.com/nomad-muster/muster/internal/nomadsim/jobspec"
 	"github.com/nomad-muster/muster/planner/config"
-	"github.com/nomad-muster/muster/planner/nomad/jobspec"
-	"github.com/nomad-muster/muster/planner/submit"
 )
 
 // pages are the README and all of docs, by name.
@@ -46,17 +41,7 @@ func TestJobsOfThePages(t *testing.T) {
 				continue
 			}
 			found++
-			parsed, err := jobfile.Parse(jobfile.Config{Source: []byte(m[1]), Filename: name})
-			must.NoError(t, err)
-			raw, err := json.Marshal(parsed)
-			must.NoError(t, err)
-			done, err := submit.Complete(raw, "default")
-			must.NoError(t, err)
-			job, err := jobspec.Parse(done.Job)
-			must.NoError(t, err)
-			must.True(t, job.IsGang())
-			_, faults := job.Want([]string{contract.TypeGPU})
-			must.NoError(t, contract.Faults(faults).Err(), must.Sprint(name))
+			gang(t, name, []byte(m[1]), "default")
 		}
 	}
 	must.GreaterEq(t, 2, found)
@@ -105,7 +90,7 @@ func TestPlannersOfThePages(t *testing.T) {
 	}
 	must.Eq(t, 1, found)
 
-	text, err := fs.ReadFile(os.DirFS("."), "site/planner.hcl")
+	text, err := os.ReadFile("site/planner.hcl")
 	must.NoError(t, err)
 	_, rest, _ := strings.Cut(string(text), "<<-HCL\n")
 	body, _, ok := strings.Cut(rest, "\n        HCL\n")
