@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/shoenig/test/must"
 	"golang.org/x/sys/unix"
 
@@ -171,7 +174,7 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 }
 
 // C17: whoever asks for a longer grace than the client allows learns it at the
-// start; where the operator does not state the limit, Nomad's default is feared.
+// start; where the operator does not state the limit, Nomad's default is assumed.
 func TestGraceAboveTheClientsLimit(t *testing.T) {
 	t.Parallel()
 	for limit, told := range map[string]string{
@@ -198,6 +201,34 @@ func TestGraceAboveTheClientsLimit(t *testing.T) {
 			tr.awaitEvent(m, "ended: ")
 			must.Eq(t, told != "", strings.Contains(tr.eventsOf(m), "max_kill_timeout"))
 		})
+	}
+}
+
+// The plugin blocks that the pages for operators show are right.
+func TestDocumentedPluginBlocks(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"../README.md", "../docs/install.md", "../docs/driver.md"} {
+		page, err := os.ReadFile(file)
+		must.NoError(t, err)
+		found := 0
+		for _, m := range regexp.MustCompile("(?s)```hcl\n(.*?)```").FindAllSubmatch(page, -1) {
+			parsed, diags := hclsyntax.ParseConfig(m[1], file, hcl.InitialPos)
+			must.False(t, diags.HasErrors(), must.Sprint(diags))
+			for _, b := range parsed.Body.(*hclsyntax.Body).Blocks {
+				if b.Type != "plugin" || b.Labels[0] != "nomad-driver-torchrun" {
+					continue
+				}
+				must.SliceLen(t, 1, b.Body.Blocks)
+				config := b.Body.Blocks[0]
+				text, err := hclspec.EncodeHCL(configSchema, m[1][config.OpenBraceRange.End.Byte:config.CloseBraceRange.Start.Byte], nil)
+				must.NoError(t, err)
+				c, err := ParseConfig(text)
+				must.NoError(t, err)
+				must.Eq(t, 30*time.Minute, c.MaxKillTimeout, must.Sprint("as their client block says"))
+				found++
+			}
+		}
+		must.Eq(t, 1, found, must.Sprint(file))
 	}
 }
 
@@ -296,8 +327,10 @@ func TestHangIsFoundAndNamed(t *testing.T) {
 	a, err := tr.task(0).call(shim.Request{Op: shim.OpStatus})
 	must.NoError(t, err)
 	must.MapLen(t, ranks, a.Status.Ranks)
+	stopped := time.Now()
 	must.NoError(t, unix.Kill(a.Status.Ranks[3], unix.SIGSTOP))
 	tr.awaitEvent(tr.members[0], "rank 3")
+	t.Logf("found and named after %v", time.Since(stopped))
 	x := tr.exit(0)
 	evidence, err := os.ReadFile(filepath.Join(string(tr.task(0).start), shim.EvidenceFile))
 	must.NoError(t, err)

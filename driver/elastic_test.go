@@ -111,9 +111,12 @@ func TestElasticGangGoesOnWithoutALostMember(t *testing.T) {
 	s, err := tr.task(1).start.ReadShim()
 	must.NoError(t, err)
 	must.NoError(t, unix.Kill(s.Process.PID, unix.SIGKILL))
+	lost := time.Now()
 	// Its plugin tells of it; without, it would have vanished with its session.
 	tr.awaitEvent(tr.members[0], "member 1 on n2 ended")
+	t.Logf("the loss is told after %v", time.Since(lost))
 	tr.members[0].log.await(t, tr.ctx, "world of 2 from step 0, run "+tr.gang.RunID(1, "rank"))
+	t.Logf("goes on after %v, the start of torch included", time.Since(lost))
 	must.Eq(t, contract.OutcomeLost, tr.exit(1).Outcome)
 
 	tr.round(0, tr.members[0]) // nothing changes by it
