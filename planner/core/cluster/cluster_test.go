@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/cluster"
 )

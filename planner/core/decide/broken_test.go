@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	_ "github.com/nomad-muster/muster/internal/draws"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/decide"
 )

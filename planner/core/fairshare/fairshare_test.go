@@ -3,10 +3,10 @@ package fairshare_test
 import (
 	"testing"
 
-	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/fairshare"
 )

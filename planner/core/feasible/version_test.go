@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/hashicorp/go-version"
-	_ "github.com/nomad-muster/muster/internal/draws"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/feasible"
 )

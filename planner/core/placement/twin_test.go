@@ -5,9 +5,9 @@ import (
 	"slices"
 	"testing"
 
-	_ "github.com/nomad-muster/muster/internal/draws"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/cluster"
 	"github.com/nomad-muster/muster/planner/core/placement"

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"testing"
 
-	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/shoenig/test/must"
 	"pgregory.net/rapid"
 
+	_ "github.com/nomad-muster/muster/internal/draws"
 	"github.com/nomad-muster/muster/planner/core"
 	"github.com/nomad-muster/muster/planner/core/cluster"
 	"github.com/nomad-muster/muster/planner/core/topology"
