@@ -38,6 +38,13 @@ func (c *crasher) before(operation string) error {
 	return errCrash
 }
 
+// arm has the planner die at its kth call from now on.
+func (c *crasher) arm(k int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n, c.at = 0, k
+}
+
 // wait returns when the planner is dead, or all is done with fewer calls.
 func (c *crasher) wait(b *bench, direct bool, jobs ...string) {
 	b.t.Helper()

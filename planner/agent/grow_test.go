@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nomad-muster/muster/internal/contract"
+	"github.com/nomad-muster/muster/planner/httpapi"
 	"github.com/nomad-muster/muster/planner/view"
 	"github.com/shoenig/test/must"
 )
@@ -144,9 +146,7 @@ func TestCrashWhileGrowing(t *testing.T) {
 			b.training("other", 1)
 			b.submit(elasticJob("e", 4, 2))
 			was := b.trains("e", 2)
-			c.mu.Lock()
-			c.n, c.at = 0, k
-			c.mu.Unlock()
+			c.arm(k)
 			b.members.completeAll("other")
 			select {
 			case <-c.dead:
@@ -159,6 +159,141 @@ func TestCrashWhileGrowing(t *testing.T) {
 			is := b.trains("e", 4)
 			must.True(t, subset(was, is))
 			b.eventually("all have started", func() bool { return b.members.launches("default/e", 1) == 4 })
+		})
+	}
+}
+
+// growing has a gang of four run with three members, and one more placed that
+// does as is said once it may join. The first functions are called before it is.
+func growing(b *bench, joins string, first ...func()) (was []string) {
+	b.start()
+	b.submit(job{id: "other", count: 1, cards: 1})
+	b.training("other", 1)
+	b.submit(elasticJob("e", 4, 3, "joins="+joins))
+	was = b.trains("e", 3)
+	for _, f := range first {
+		f()
+	}
+	b.members.completeAll("other")
+	return was
+}
+
+// waitsToJoin waits until the newcomer of growing is placed.
+func (b *bench) waitsToJoin() {
+	b.t.Helper()
+	b.until("e", "growing", func(g view.Gang) bool {
+		return strings.Contains(g.Detail.Verdict.Sentence, "1 more are on their way") && b.live("e") == 4
+	})
+}
+
+// An update while a gang grows is what its next attempt runs: those that run go
+// on as they are, under whatever text, and the newcomer is let go.
+func TestUpdateWhileGrowing(t *testing.T) {
+	t.Parallel()
+	for _, arg := range []string{"joins=never", "lr=2"} {
+		t.Run(arg, func(t *testing.T) {
+			t.Parallel()
+			b := growBench(t)
+			was := growing(b, "never")
+			b.waitsToJoin()
+			b.submit(elasticJob("e", 4, 2, arg))
+			b.eventually("the newcomer is gone", func() bool { return b.live("e") == 3 })
+			must.Eq(t, was, b.trains("e", 3))
+			must.Zero(t, b.jobInfo("e").Mark())
+			b.members.completeAll("e")
+			must.Eq(t, 1, b.stage("e", contract.StageComplete).Attempt)
+			must.Eq(t, 3, b.members.launches("default/e", 1))
+			must.SliceLen(t, 4, b.allocs("e"))
+		})
+	}
+}
+
+// A stop while a gang grows leaves nothing of it.
+func TestStopWhileGrowing(t *testing.T) {
+	t.Parallel()
+	for _, how := range []view.StopRequest{{Now: true}, {}} {
+		t.Run(fmt.Sprint("now=", how.Now), func(t *testing.T) {
+			t.Parallel()
+			b := growBench(t)
+			growing(b, "never")
+			b.waitsToJoin()
+			_, err := b.agent.Stop(context.Background(), httpapi.Caller{}, "default", "e", how)
+			must.NoError(t, err)
+			b.stage("e", contract.StageCancelled)
+			b.eventually("nothing is left", func() bool { return b.live("e") == 0 })
+			must.Eq(t, 3, b.members.launches("default/e", 1))
+		})
+	}
+}
+
+// A gang that completes while it grows leaves no newcomer behind.
+func TestGangCompletesWhileGrowing(t *testing.T) {
+	t.Parallel()
+	b := growBench(t)
+	growing(b, "never")
+	b.waitsToJoin()
+	b.members.completeAll("e")
+	g := b.stage("e", contract.StageComplete)
+	must.Eq(t, 1, g.Attempt)
+	must.Eq(t, contract.OutcomeComplete, g.Exit.Outcome)
+	b.eventually("nothing is left", func() bool { return b.live("e") == 0 })
+	must.Eq(t, 3, b.members.launches("default/e", 1))
+}
+
+// A drain of a member's node while a gang grows asks the whole gang; one of
+// the newcomer's only has that taken back.
+func TestDrainWhileGrowing(t *testing.T) {
+	t.Parallel()
+	for _, newcomers := range []bool{false, true} {
+		t.Run(fmt.Sprint("newcomers=", newcomers), func(t *testing.T) {
+			t.Parallel()
+			b := growBench(t)
+			was := growing(b, "never")
+			b.waitsToJoin()
+			node := ""
+			for _, a := range b.allocs("e") {
+				if slices.Contains(was, a.ID) != newcomers {
+					node = a.NodeID
+				}
+			}
+			b.put("/v1/node/"+node+"/drain", map[string]any{"DrainSpec": map[string]any{"Deadline": time.Minute}})
+			if !newcomers {
+				g := b.training("e", 2)
+				must.Eq(t, contract.OutcomeCheckpointed, g.Detail.Attempts[0].Exit.Outcome)
+				return
+			}
+			b.until("e", "of its old size", func(g view.Gang) bool {
+				return strings.Contains(g.Detail.Verdict.Sentence, "it may grow from") && b.count("e") == 3 && b.live("e") == 3
+			})
+			must.Eq(t, was, b.trains("e", 3))
+		})
+	}
+}
+
+// The planner is killed before its kth call while a newcomer is taken back: a
+// new one takes it back, and who ran runs on.
+func TestCrashWhileTakingBack(t *testing.T) {
+	t.Parallel()
+	for k := 1; k <= 16; k++ {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			t.Parallel()
+			c := &crasher{dead: make(chan struct{})}
+			b := growBench(t)
+			b.before, b.members.channel.Fail = c.before, c.before
+			was := growing(b, "refused", func() { c.arm(k) })
+			select {
+			case <-c.dead:
+			case <-time.After(5 * time.Second):
+			}
+			b.stop()
+			b.before = nil
+			b.members.channel.Allow()
+			b.start()
+			b.until("e", "of its old size", func(g view.Gang) bool {
+				return strings.Contains(g.Detail.Verdict.Sentence, "it may grow from") && b.count("e") == 3 && b.live("e") == 3
+			})
+			must.Eq(t, was, b.trains("e", 3))
+			must.Eq(t, 3, b.members.launches("default/e", 1))
 		})
 	}
 }

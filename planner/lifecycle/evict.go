@@ -203,6 +203,9 @@ func (g *Gang) evict(e Evict) []Effect {
 	if s.Phase != Released && s.Phase != Reserving || s.Attempt != e.Plan.Attempt || s.asking() || g.unsure || g.hold.After(e.Now) {
 		return nil
 	}
+	if e.Plan.Kind == core.EvictDrain && s.Growth != nil {
+		return nil // perhaps a newcomer's node: see draining and takeIn
+	}
 	ask := &Ask{Ask: contract.Ask{Kind: contract.AskPreempt, By: e.Now.Add(e.Plan.Grace), Grace: e.Plan.Grace, Why: e.Plan.Why}, At: e.Now, Reason: ReasonPreempted,
 		Cause: e.Plan.Kind, To: string(e.Plan.To), For: string(e.Plan.For)}
 	switch e.Plan.Kind {

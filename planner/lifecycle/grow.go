@@ -211,6 +211,9 @@ func (g *Gang) takeIn(v Seen) []Effect {
 	if gr == nil || s.asking() || v.Job.Gang == nil {
 		return nil
 	}
+	if v.Job.Gang.Mark() != s.Attempt {
+		return g.letGo(v)
+	}
 	if gr.Undo != UndoNone {
 		return g.ungrow(v)
 	}
@@ -227,6 +230,9 @@ func (g *Gang) takeIn(v Seen) []Effect {
 	}
 	roster := make([]*picture.Alloc, len(gr.Places))
 	for _, a := range live {
+		if n := v.Node(a.NodeID); n != nil && n.Draining {
+			return g.takeBack(v, fmt.Sprintf("node %s, where a member was to join, drains", a.NodeName))
+		}
 		i := slices.IndexFunc(gr.Places, func(p Place) bool { return p.Node == a.NodeID && p.Group == a.Group })
 		for i >= 0 && roster[i] != nil {
 			at := slices.IndexFunc(gr.Places[i+1:], func(p Place) bool { return p.Node == a.NodeID && p.Group == a.Group })
@@ -267,6 +273,21 @@ func (g *Gang) growAgain(v Seen) []Effect {
 		return g.takeBack(v, err.Error())
 	}
 	return []Effect{Register{Job: pinned, Index: next.Growth.Index, Version: next.Version}}
+}
+
+// letGo ends a growth whose job somebody else registered: there is nothing to
+// take back, and registering the attempt's pins again could start its members
+// anew with another text. Nomad places nobody while that job is held, so that
+// newcomers can be stopped; see unlisted.
+func (g *Gang) letGo(v Seen) []Effect {
+	if e := g.evalOf(v.Job.JobModifyIndex); (e == nil || !e.Ended()) && !g.elapsed(fmt.Sprint("ungrow/", v.Job.JobModifyIndex), v.Now, evalAfter) {
+		return nil // a newcomer that is stopped before could be replaced
+	}
+	next := g.Saved
+	record := *next.Record
+	record.Joining = nil
+	next.Growth, next.Record, next.GrowAfter = nil, &record, v.Now.Add(growPause)
+	return []Effect{Save{next}, Publish{g.asking(&record)}}
 }
 
 // join lists the newcomers as joining, and takes them in once all are ready.

@@ -347,13 +347,14 @@ func (g *Gang) lastMembers(v Seen) []Ended {
 }
 
 // finish ends the gang. A job that is held, or that somebody registered again
-// while it ran, is stopped first: it would wait or run once more.
+// while it ran, is stopped first: it would wait or run once more. So is one
+// whose newcomers have not joined: they would wait on.
 func (g *Gang) finish(v Seen, end End, why *Stop) []Effect {
 	s := &g.Saved
 	if why == nil {
 		why = &Stop{At: end.At, Reason: string(end.Stage), Text: end.Text, Exit: end.Exit, Member: end.Member, Final: end.Stage}
 	}
-	if v.Job != nil && !v.Job.Stop && (s.Foreign || v.Job.Gang != nil && v.Job.Gang.IsHeld()) {
+	if v.Job != nil && !v.Job.Stop && (s.Foreign || s.Growth != nil || v.Job.Gang != nil && v.Job.Gang.IsHeld()) {
 		next := *s
 		next.Phase, next.Stop = Stopping, why
 		return []Effect{Save{next}}
