@@ -111,8 +111,7 @@ func (a *Agent) took(e *entry, o outcome) {
 		}
 		e.answer(err)
 	}
-	starting := e.starting != nil
-	starting = starting || e.adding != nil
+	starting := e.starting != nil || e.adding != nil
 	e.busy, e.starting, e.leavers, e.adding = false, nil, nil, nil
 	a.state.stir(e)
 	if o.done.Err != nil {
